@@ -1,0 +1,51 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CHECKED := tracekit runners analysis tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types pytest browser clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install everything pinned in constraints.txt
+
+demo: $(STAMP) ## record FSDP2 and ZeRO-2 on this machine, analyse both, write the dashboard
+	$(BIN)/tracekit demo
+
+test: $(STAMP) browser lint types pytest ## lint, types and the whole test suite
+
+lint: $(STAMP) ## ruff, rules and format
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+
+types: $(STAMP) ## pyright, strict on the packages
+	$(BIN)/pyright
+
+pytest: $(STAMP) ## the test suite alone
+	$(BIN)/python -m pytest
+
+clean: ## remove .venv, caches and outputs
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# DeepSpeed is published as source only, and its build asks for the torch of the environment that it will run in: so torch
+# comes first, and DeepSpeed is built without an environment of its own.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer; run make PYTHON=... with one") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt setuptools wheel torch
+	$(PIP) install -q -c constraints.txt --no-build-isolation deepspeed
+	$(PIP) install -q -c constraints.txt -e ".[record,deepspeed,viewer,dev]"
+	@touch $@
+
+# The browser tests use Debian's Chromium. Only root can install it; elsewhere those tests skip and say so.
+browser:
+	@if command -v chromium >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } >/dev/null \
+	    || echo "chromium could not be installed: the browser tests will skip"; \
+	else echo "no chromium here and no right to install it: the browser tests will skip"; fi
