@@ -1,0 +1,1 @@
+"""From events to tables: steps, work, collectives, layers, memory. The only room that knows names."""

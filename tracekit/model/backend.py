@@ -1,0 +1,36 @@
+"""Which call a CPU backend's span (``gloo:all_reduce``) belongs to: gloo writes no id, so kind, size and order decide.
+
+A backend may run another collective than the one that was called: gloo has no reduce-scatter and all-reduces the full
+input instead. A span therefore stands for any call of its *family* with the same input, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+import polars as pl
+
+from tracekit.model import names
+from tracekit.model.calls import first_numel
+
+_FAMILY = {"reduce_scatter": "reduction", "all_reduce": "reduction", "reduce": "reduction"}
+_RUN = ["rank", "cycle"]
+
+
+def match_spans(spans: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return `spans` with `call` and `launched_ns`, null where no earlier call fits (it began before the window)."""
+    waiting: dict[tuple[object, ...], deque[tuple[int, int]]] = defaultdict(deque)
+    for rank, cycle, call, kind, numel, start in (
+        calls.sort("start_ns").select(*_RUN, "call", "kind", "in_numel", "start_ns").iter_rows()
+    ):
+        waiting[rank, cycle, _FAMILY.get(kind, kind), numel].append((call, start))
+    spans = spans.sort("start_ns")
+    found: list[tuple[int | None, int | None]] = []
+    for rank, cycle, name, dims, start in spans.select(*_RUN, "name", "input_dims", "start_ns").iter_rows():
+        kind = names.kind_of(name)
+        queue = waiting[rank, cycle, _FAMILY.get(kind or "", kind), first_numel(dims) if dims else 0]
+        found.append(queue.popleft() if queue and queue[0][1] <= start else (None, None))
+    return spans.with_columns(
+        pl.Series("call", [call for call, _ in found], dtype=pl.Int64),
+        pl.Series("launched_ns", [start for _, start in found], dtype=pl.Int64),
+    )

@@ -1,0 +1,170 @@
+"""The collectives of a run: what was asked for, what the backend ran, how big, when, and how much of it was hidden."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit import intervals
+from tracekit.model import names
+from tracekit.model.buckets import with_bucket_layers
+from tracekit.model.calls import first_numel
+from tracekit.model.layers import Attribution
+from tracekit.model.steps import step_at
+from tracekit.read.manifest import Manifest
+
+# One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is what
+# was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). Sizes in elements and bytes of one
+# rank: see `payload_bytes` and `wire_bytes` in the README. `kind_from`, `bytes_from`: args, op, shapes, annotation, name.
+# `wait_ns` and `transfer_ns` need all ranks and are filled by the skew analysis.
+COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "cycle": pl.Int32(),
+    "step": pl.Int64(),
+    "index": pl.Int64(),
+    "device": pl.String(),
+    "lane": pl.String(),
+    "layer": pl.String(),
+    "phase": pl.String(),
+    "kind": pl.String(),
+    "backend_kind": pl.String(),
+    "group": pl.String(),
+    "group_size": pl.Int32(),
+    "axis": pl.String(),
+    "seq": pl.Int64(),
+    "dtype": pl.String(),
+    "in_numel": pl.Int64(),
+    "out_numel": pl.Int64(),
+    "payload_bytes": pl.Int64(),
+    "passes": pl.Int8(),
+    "wire_bytes": pl.Int64(),
+    "issued_ns": pl.Int64(),
+    "start_ns": pl.Int64(),
+    "dur_ns": pl.Int64(),
+    "overlapped_ns": pl.Int64(),
+    "exposed_ns": pl.Int64(),
+    "wait_ns": pl.Int64(),
+    "transfer_ns": pl.Int64(),
+    "kind_from": pl.String(),
+    "bytes_from": pl.String(),
+}
+_RUN = ["rank", "cycle"]
+
+
+def collectives(
+    events: pl.DataFrame,
+    calls: pl.DataFrame,
+    work: pl.DataFrame,
+    steps: pl.DataFrame,
+    attribution: Attribution,
+    manifest: Manifest | None = None,
+) -> pl.DataFrame:
+    """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once."""
+    rows = _calls_with_work(_executions(events, work), calls)
+    rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
+    rows = _with_sizes(_with_mesh(with_bucket_layers(rows, manifest), manifest))
+    rows = _with_overlap(rows, work)
+    empty = [pl.lit(None, pl.Int64).alias(c) for c in ("wait_ns", "transfer_ns")]
+    ordered = rows.with_columns(empty).sort(*_RUN, "at_ns", "index")
+    return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA)  # type: ignore[arg-type]
+
+
+def _executions(events: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row."""
+    own = ["collective", "in_numel", "out_numel", "group", "group_size", "dtype", "seq", "input_dims", "input_type"]
+    comm = work.filter(pl.col("class") == "comm").join(events.select(*_RUN, "index", *own), on=[*_RUN, "index"], how="left")
+    alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
+    return (
+        comm.sort("start_ns")
+        .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"), alone.alias("alone"))
+        .group_by(*_RUN, "call", "alone", maintain_order=True)
+        .agg(
+            pl.col("index", "device", "lane", "name", "start_ns", "launched_ns", *own).first(),
+            pl.col("end_ns").max(),
+        )
+        .with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("dur_ns"))
+        .drop("end_ns", "alone")
+    )
+
+
+def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Join calls and executions; the execution's own arguments come first, then the call's, then the name."""
+    called = calls.rename({"start_ns": "called_ns", "index": "call_index"}).drop("pid", "tid", "end_ns", "external_ids")
+    rows = called.join(ran, on=[*_RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
+    by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
+    by_name = pl.col("name").map_elements(names.kind_of, return_dtype=pl.String)
+    span_numel = pl.when(pl.col("name").str.contains(names.BACKEND_SPAN)).then(
+        pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64)
+    )
+    span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(names.dtype_of, return_dtype=pl.String)
+    own_dtype = pl.col("dtype_ran").map_elements(names.dtype_of, return_dtype=pl.String)
+    own_size = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
+    return rows.with_columns(
+        pl.coalesce(by_arg, "kind", by_name, pl.lit("other")).alias("kind"),
+        pl.when(by_arg.is_not_null()).then(pl.lit("args")).otherwise(
+            pl.coalesce("kind_from", pl.when(by_name.is_not_null()).then(pl.lit("name")))
+        ).alias("kind_from"),
+        pl.when(pl.col("name").str.contains(names.BACKEND_SPAN)).then(by_name).otherwise(pl.coalesce(by_arg, "kind", by_name)).alias("backend_kind"),
+        pl.when(own_size).then("in_numel_ran").otherwise(pl.coalesce("in_numel", span_numel)).alias("in_numel"),
+        pl.when(own_size).then("out_numel_ran").otherwise("out_numel").alias("out_numel"),
+        pl.when(own_size).then(pl.lit("args")).otherwise(
+            pl.coalesce("sizes_from", pl.when(span_numel.is_not_null()).then(pl.lit("shapes")))
+        ).alias("sizes_from"),
+        pl.coalesce(own_dtype, "dtype", span_dtype).alias("dtype"),
+        pl.coalesce("group_ran", "group").alias("group"),
+        pl.coalesce("group_size_ran", "group_size").alias("group_size"),
+        pl.coalesce("seq_ran", "seq").alias("seq"),
+        pl.coalesce("index", "call_index").alias("index"),
+        pl.coalesce("launched_ns", "called_ns").alias("issued_ns"),
+        pl.coalesce("launched_ns", "called_ns", "start_ns").alias("at_ns"),
+    )  # fmt: skip
+
+
+def _with_mesh(rows: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
+    """Add the group's size where sizes tell it, and the mesh axis where only one axis can be meant."""
+    ratio = (
+        pl.when(pl.col("kind") == "all_gather").then(pl.col("out_numel") // pl.col("in_numel"))
+        .when(pl.col("kind") == "reduce_scatter").then(pl.col("in_numel") // pl.col("out_numel"))
+    )  # fmt: skip
+    axes = [a for a in (manifest.mesh if manifest else []) if a.size > 1] or (manifest.mesh[:1] if manifest else [])
+    size = pl.coalesce("group_size", ratio.cast(pl.Int32))
+    if len(axes) != 1:
+        return rows.with_columns(size.alias("group_size"), pl.lit(None, pl.String).alias("axis"))
+    return rows.with_columns(
+        size.fill_null(axes[0].size).alias("group_size"),
+        pl.when(size.fill_null(axes[0].size) == axes[0].size).then(pl.lit(axes[0].axis)).alias("axis"),
+    )
+
+
+def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add payload (all-gather: its output; others: their input), passes and ring-equivalent wire bytes."""
+    gathered = pl.coalesce("out_numel", pl.col("in_numel") * pl.col("group_size"))
+    numel = pl.when(pl.col("kind") == "all_gather").then(gathered).otherwise("in_numel")
+    width = pl.col("dtype").replace_strict(names.DTYPE_BYTES, default=None, return_dtype=pl.Int64)
+    nothing = numel == 0
+    payload = pl.when(nothing).then(0).otherwise(numel * width)
+    passes = pl.col("kind").replace_strict(names.PASSES, default=None, return_dtype=pl.Int64)
+    n = pl.col("group_size").cast(pl.Int64)
+    point_to_point = pl.col("kind").is_in(["send", "recv"])
+    wire = pl.when(point_to_point).then(payload).otherwise(passes * payload * (n - 1) // n)
+    return rows.with_columns(
+        payload.alias("payload_bytes"),
+        passes.alias("passes"),
+        wire.alias("wire_bytes"),
+        pl.when(payload.is_not_null()).then("sizes_from").alias("bytes_from"),
+    )
+
+
+def _with_overlap(rows: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Add how much of each collective ran beside compute on its own device, and the rest."""
+    compute = work.filter(pl.col("class") == "compute").partition_by(*_RUN, "device", as_dict=True)
+    parts: list[pl.DataFrame] = []
+    for key, group in rows.partition_by(*_RUN, "device", as_dict=True, maintain_order=True).items():
+        beside = compute.get(key)
+        busy = intervals.union(beside["start_ns"], beside["start_ns"] + beside["dur_ns"]) if beside is not None else intervals.EMPTY
+        ran = group.filter(pl.col("dur_ns").is_not_null())
+        hidden = intervals.covered(ran["start_ns"], ran["start_ns"] + ran["dur_ns"], busy)
+        parts.append(ran.with_columns(pl.Series("overlapped_ns", hidden, dtype=pl.Int64)))
+        parts.append(group.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns")))
+    if not parts:
+        parts = [rows.with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))]
+    return pl.concat(parts).with_columns((pl.col("dur_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))

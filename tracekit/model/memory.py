@@ -1,0 +1,71 @@
+"""Memory over time, from the profiler's ``[memory]`` events, with what each allocation was for where its place tells."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.model import names
+from tracekit.model.layers import Attribution
+
+# One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after it
+# (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the process.
+# `category`: what the memory was allocated for, judged by where; a free has the category of its allocation.
+MEMORY_SCHEMA: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "cycle": pl.Int32(),
+    "device": pl.String(),
+    "ts_ns": pl.Int64(),
+    "delta_bytes": pl.Int64(),
+    "allocated_bytes": pl.Int64(),
+    "reserved_bytes": pl.Int64(),
+    "address": pl.Int64(),
+    "category": pl.String(),
+    "layer": pl.String(),
+    "phase": pl.String(),
+}
+_RUN = ["rank", "cycle"]
+_BY_PHASE = {"forward": "activations", "backward": "gradients and temporaries", "optimizer": "optimizer"}
+BEFORE_WINDOW = "before the window"
+
+
+def memory(events: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Return MEMORY_SCHEMA for these events."""
+    rows = events.filter(pl.col("name") == names.MEMORY_EVENT, pl.col("ph") == "i", pl.col("delta_bytes").is_not_null())
+    number = pl.col("device_id").fill_null(0).clip(0)
+    device = pl.when(pl.col("device_type") == 0).then(pl.lit("cpu")).otherwise(pl.format("cuda:{}", number))
+    rows = rows.sort(*_RUN, "ts_ns", "index").with_columns(device.alias("device"))
+    rows = _with_category(attribution.locate(rows, "ts_ns"), events)
+    return rows.select(list(MEMORY_SCHEMA)).cast(MEMORY_SCHEMA)  # type: ignore[arg-type]
+
+
+def _with_category(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Judge allocations by the annotation or phase around them; give each free the category of its allocation."""
+    judged = pl.coalesce(_by_annotation(rows, events), pl.col("phase").replace_strict(_BY_PHASE, default="other", return_dtype=pl.String))
+    block = [*_RUN, "device", "address"]
+    return (
+        rows.with_columns(pl.when(pl.col("delta_bytes") > 0).then(judged).alias("category"))
+        .with_columns(pl.col("category").forward_fill().over(block))
+        .with_columns(pl.col("category").fill_null(BEFORE_WINDOW))
+    )
+
+
+def _by_annotation(rows: pl.DataFrame, events: pl.DataFrame) -> pl.Series:
+    """Unsharded parameters and collective buffers are allocated inside FSDP2's own annotations."""
+    marks = (
+        events.filter(pl.col("ph") == "X", pl.col("name").str.contains(r"^FSDP::(all_gather|post_backward_reduce)"))
+        .select(
+            *_RUN,
+            pl.col("ts_ns").alias("mark_ns"),
+            (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns"),
+            pl.when(pl.col("name").str.contains("all_gather")).then(pl.lit("unsharded parameters")).otherwise(pl.lit("gradient buffers")).alias("mark"),
+        )
+        .sort("mark_ns")
+    )
+    order = "__order"
+    joined = (
+        rows.with_row_index(order)
+        .sort("ts_ns")
+        .join_asof(marks, left_on="ts_ns", right_on="mark_ns", by=_RUN, strategy="backward", check_sortedness=False)
+        .sort(order)
+    )
+    return joined.select(pl.when(pl.col("ts_ns") < pl.col("mark_end_ns")).then("mark")).to_series()

@@ -1,0 +1,121 @@
+"""Every name and pattern that tells tracekit what an event is. Decided here and nowhere else."""
+
+from __future__ import annotations
+
+import re
+
+# -- categories (compared in lower case; the 2021 spellings are Operator, Runtime, Kernel, Memcpy, Memset) ---------
+KERNELS = ("kernel", "concurrent_kernel")
+COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+CPU_OPS = ("cpu_op", "operator")
+LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "privateuse1_runtime", "privateuse1_driver")
+# Rows that carry a stream or a device and yet are no work: waits, spans drawn around kernels, profiler overhead.
+NEVER_WORK = ("cuda_sync", "gpu_user_annotation", "overhead", "python_function", "user_annotation", "trace")
+MEMORY_EVENT = "[memory]"
+OPTIMIZER_STEP = r"^Optimizer\.step#"
+BACKWARD_OP = "autograd::engine::evaluate_function"
+STEP_MARK = r"^ProfilerStep#(\d+)$"
+
+# -- collectives ---------------------------------------------------------------------------------------------------
+CALL_PREFIXES = ("c10d::", "nccl:", "record_param_comms")
+BACKEND_SPAN = r"^(gloo|mpi|ucc|xccl):"
+
+# Device rows that are communication by name alone: the last resort, anchored where the name allows it.
+COMM_KERNEL = (
+    r"(?i)^(void )?(ncc?l|rccl)[a-z_]*(kernel|dev)|^nccl|^rccl|^oneccl|^hccl|^deep_?ep::|^nvshmem"
+    r"|(one|two)_shot_all_reduce|multimem_(all|one|reduce)|cross_device_reduce"
+)
+PEER_COPY = r"(?i)^memcpy ptop"
+
+# How often the payload crosses a ring (DESIGN: passes). A kind that is not here has no defined number of passes.
+PASSES = {
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "broadcast": 1,
+    "reduce": 1,
+    "all_reduce": 2,
+    "all_to_all": 1,
+    "send": 1,
+    "recv": 1,
+}
+
+# Normalised spelling (letters only) -> kind; the first prefix that fits decides, so longer ones come first.
+_KINDS = (
+    ("allreduce", "all_reduce"),
+    ("twoshotallreduce", "all_reduce"),
+    ("oneshotallreduce", "all_reduce"),
+    ("crossdevicereduce", "all_reduce"),
+    ("multimemallreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("reducescatter", "reduce_scatter"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("reduce", "reduce"),
+    ("sendrecv", "other"),
+    ("send", "send"),
+    ("recv", "recv"),
+    ("barrier", "other"),
+    ("monitoredbarrier", "other"),
+    ("gather", "other"),
+    ("scatter", "other"),
+    ("coalesced", "other"),
+)
+_SPELLING_PREFIX = re.compile(r"^(?:void )?(?:c10d::|_c10d_functional::|nccl:|gloo:|mpi:|ucc:|xccl:|nccl(?:Symk)?(?:Dev)?Kernel_?|"
+                              r"rccl|oneccl_|hccl_?)", re.IGNORECASE)  # fmt: skip
+
+
+def kind_of(spelling: str | None) -> str | None:
+    """Return the kind that one spelling of a collective names; null where it names none ("wait")."""
+    if not spelling:
+        return None
+    bare = re.sub(r"[^a-z]", "", _SPELLING_PREFIX.sub("", spelling).lower())
+    return next((kind for prefix, kind in _KINDS if bare.startswith(prefix)), None)
+
+
+# -- dtypes --------------------------------------------------------------------------------------------------------
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "c10half": "float16",
+    "bfloat16": "bfloat16",
+    "c10bfloat16": "bfloat16",
+    "long": "int64",
+    "longint": "int64",
+    "longlong": "int64",
+    "int": "int32",
+    "short": "int16",
+    "byte": "uint8",
+    "unsignedchar": "uint8",
+    "char": "int8",
+    "signedchar": "int8",
+    "bool": "bool",
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e5m2": "float8_e5m2",
+}
+DTYPE_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
+
+def dtype_of(spelling: str | None) -> str | None:
+    """Return torch's name for a dtype in any spelling of a trace; null where unknown."""
+    return _DTYPES.get(re.sub(r"[^a-z0-9]", "", spelling.lower())) if spelling else None
+
+
+# -- annotations that name a layer ---------------------------------------------------------------------------------
+# FSDP2: "FSDP::pre_forward (layers.0)", "FSDP::backward_prefetch for layers.2", "FSDP::pre_backward" (the root).
+FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"
+RECORDER_FORWARD = r"^tracekit::forward \((.*)\)$"
+RECORDER_PHASE = r"^tracekit::phase \((\w+)\)$"

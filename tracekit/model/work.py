@@ -1,0 +1,171 @@
+"""Everything that occupies a device: kernels, copies and memsets on GPUs; operators and backend spans on a CPU."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.model import names
+from tracekit.model.backend import match_spans
+from tracekit.model.layers import Attribution
+from tracekit.model.steps import step_at
+
+# One row a piece of work, in time order. `device`: "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one
+# lane is serial. `launched_ns`: when the CPU issued it (null: not seen). `linked_by`: how its step, layer and phase were
+# found: correlation, external id, order (a CPU backend's spans), time. `call`: the collective call that issued it, where known.
+WORK_SCHEMA: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "cycle": pl.Int32(),
+    "step": pl.Int64(),
+    "index": pl.Int64(),
+    "device": pl.String(),
+    "lane": pl.String(),
+    "class": pl.String(),
+    "name": pl.String(),
+    "start_ns": pl.Int64(),
+    "dur_ns": pl.Int64(),
+    "launched_ns": pl.Int64(),
+    "layer": pl.String(),
+    "phase": pl.String(),
+    "linked_by": pl.String(),
+    "call": pl.Int64(),
+}
+_RUN = ["rank", "cycle"]
+
+
+def work(events: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Return WORK_SCHEMA for these events."""
+    device = _device_rows(events, calls)
+    # A trace without device rows is a CPU run: there the operators are the work.
+    on_gpu = device.select(_RUN).unique()
+    rows = pl.concat([device, _backend_spans(events, calls), _cpu_operators(events.join(on_gpu, on=_RUN, how="anti"))], how="diagonal")
+    rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
+    located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")
+    return located.select(list(WORK_SCHEMA)).cast(WORK_SCHEMA).sort("rank", "cycle", "start_ns", "index")  # type: ignore[arg-type]
+
+
+def _timed(events: pl.DataFrame) -> pl.DataFrame:
+    return events.filter(pl.col("ph") == "X", pl.col("dur_ns") >= 0, pl.col("ts_ns").is_not_null())
+
+
+def _category() -> pl.Expr:
+    return pl.col("cat").str.to_lowercase()
+
+
+def _device_rows(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Rows of GPUs and other accelerators, with class, launch and collective call."""
+    cpu_side = [*names.CPU_OPS, *names.LAUNCHES, *names.NEVER_WORK]
+    on_device = _category().is_in([*names.KERNELS, *names.COPIES]) | (
+        (pl.col("stream").is_not_null() | pl.col("cat").str.ends_with("_ccp_events")) & ~_category().is_in(cpu_side)
+    )
+    rows = _timed(events).filter(on_device).rename({"ts_ns": "start_ns"})
+    rows = _link_calls(_link_launches(rows, events), calls)
+    is_comm = (
+        pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
+        | pl.col("linked_by_args")
+        | (pl.col("name").str.contains(names.COMM_KERNEL) & ~_category().is_in(names.COPIES))
+        | (pl.col("name").str.contains(names.PEER_COPY) & pl.col("call").is_not_null())
+    )
+    kind = (
+        pl.when(is_comm).then(pl.lit("comm"))
+        .when(_category().is_in(names.COPIES)).then(pl.lit("copy"))
+        .when(_category().is_in(names.KERNELS)).then(pl.lit("compute"))
+        .otherwise(pl.lit("other"))
+    )  # fmt: skip
+    number = pl.coalesce("device", "pid").cast(pl.String)
+    return rows.with_columns(
+        kind.alias("class"),
+        pl.when(is_comm).then("call").alias("call"),
+        pl.format("cuda:{}", number).fill_null("cuda").alias("device"),
+        pl.format("stream {}", pl.coalesce("stream", "tid")).fill_null("stream ?").alias("lane"),
+    )
+
+
+def _link_launches(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Add when and on which thread the CPU launched each row: by correlation, else by the operator's external id."""
+    launches = (
+        events.filter(_category().is_in(names.LAUNCHES), pl.col("ph") == "X", pl.col("correlation") > 0)
+        .select(*_RUN, "correlation", pl.col("ts_ns").alias("launch_ns"), pl.col("tid").alias("launch_tid"))
+        .unique([*_RUN, "correlation"], keep="first", maintain_order=True)
+    )
+    # Until torch 2.0 a kernel's external id repeats its correlation and says nothing about the operator.
+    ops = (
+        events.filter(_category().is_in(names.CPU_OPS), pl.col("ph") == "X", pl.col("external_id") > 0)
+        .select(*_RUN, pl.col("external_id").alias("op_id"), pl.col("ts_ns").alias("op_ns"), pl.col("tid").alias("op_tid"))
+        .unique([*_RUN, "op_id"], keep="first", maintain_order=True)
+    )
+    own_id = pl.when(pl.col("external_id") != pl.col("correlation").fill_null(-1)).then("external_id")
+    return (
+        rows.with_columns(own_id.alias("op_id"))
+        .join(launches, on=[*_RUN, "correlation"], how="left", maintain_order="left")
+        .join(ops, on=[*_RUN, "op_id"], how="left", maintain_order="left")
+        .with_columns(
+            pl.coalesce("launch_ns", "op_ns").alias("launched_ns"),
+            pl.coalesce("launch_tid", "op_tid").alias("launched_tid"),
+            pl.when(pl.col("launch_ns").is_not_null()).then(pl.lit("correlation"))
+            .when(pl.col("op_ns").is_not_null()).then(pl.lit("external id"))
+            .otherwise(pl.lit("time")).alias("linked_by"),
+        )
+    )  # fmt: skip
+
+
+def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Add the collective call of each row: the one with its external id, else the one around its launch."""
+    by_id = (
+        calls.select(*_RUN, pl.col("call").alias("call_by_id"), pl.col("external_ids").alias("op_id"))
+        .explode("op_id", empty_as_null=True)
+        .drop_nulls("op_id")
+        .unique([*_RUN, "op_id"], keep="first", maintain_order=True)
+    )
+    around = calls.select(*_RUN, pl.col("tid").alias("launched_tid"), "call", pl.col("start_ns").alias("call_ns"), pl.col("end_ns").alias("call_end_ns"))
+    order = "__order"
+    return (
+        rows.join(by_id, on=[*_RUN, "op_id"], how="left", maintain_order="left")
+        .with_row_index(order)
+        .sort("launched_ns")
+        .join_asof(
+            around.sort("call_ns"),
+            left_on="launched_ns",
+            right_on="call_ns",
+            by=[*_RUN, "launched_tid"],
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .sort(order)
+        .drop(order)
+        .with_columns(
+            pl.coalesce("call_by_id", pl.when(pl.col("launched_ns") < pl.col("call_end_ns")).then("call")).alias("call"),
+            # Only a kernel can be the collective by its id; a copy issued inside a call may be its own bookkeeping.
+            (pl.col("call_by_id").is_not_null() & _category().is_in(names.KERNELS)).alias("linked_by_args"),
+        )
+    )
+
+
+def _backend_spans(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Collectives that ran on the CPU: the backend's own spans (``gloo:all_reduce``)."""
+    rows = _timed(events).filter(pl.col("cat") == "user_annotation", pl.col("name").str.contains(names.BACKEND_SPAN))
+    matched = match_spans(rows.rename({"ts_ns": "start_ns"}), calls)
+    by_order = pl.when(pl.col("call").is_not_null()).then(pl.lit("order")).otherwise(pl.lit("time"))
+    return _on_cpu(matched, pl.lit("comm")).with_columns(by_order.alias("linked_by"))
+
+
+def _cpu_operators(events: pl.DataFrame) -> pl.DataFrame:
+    """Leaf operators of a CPU run: those in which no other operator runs; collective calls and waits are no compute."""
+    spans = _timed(events).filter(pl.col("name").str.contains(names.BACKEND_SPAN)).select(*_RUN, "pid", "tid").unique()
+    thread = [*_RUN, "pid", "tid"]
+    ops = _timed(events).filter(_category().is_in(names.CPU_OPS)).join(spans, on=thread, how="anti")
+    ops = ops.with_columns((pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns"))
+    ops = ops.sort(*thread, "ts_ns", "end_ns", "index", descending=[False] * 5 + [True, False])
+    next_start = pl.col("ts_ns").shift(-1).over(thread)
+    leaves = ops.filter((next_start >= pl.col("end_ns")).fill_null(value=True))
+    is_call = pl.col("name").str.contains(r"c10d|^record_param_comms|wait")
+    kind = pl.when(is_call).then(pl.lit("other")).otherwise(pl.lit("compute"))
+    unlaunched = [pl.lit(None, pl.Int64).alias(c) for c in ("launched_ns", "call")]
+    return _on_cpu(leaves.rename({"ts_ns": "start_ns"}), kind).with_columns(*unlaunched, pl.lit("time").alias("linked_by"))
+
+
+def _on_cpu(rows: pl.DataFrame, kind: pl.Expr) -> pl.DataFrame:
+    return rows.with_columns(
+        kind.alias("class"),
+        pl.lit("cpu").alias("device"),
+        pl.format("thread {}", "tid").fill_null("thread ?").alias("lane"),
+    )
