@@ -1,0 +1,114 @@
+"""What a person sees: units in headers, – for unknown, and no name that can do harm."""
+
+from __future__ import annotations
+
+import io
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from tracekit.export import terminal
+
+
+def shown(name, values, dtype=pl.Int64, units=None):
+    column = terminal.columns(pl.DataFrame({name: pl.Series(values, dtype=dtype)}), units)[0]
+    return column.header, column.cells
+
+
+def drawn(frame, width=None, **options):
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width or 10_000, force_terminal=width is not None, color_system=None, markup=False
+    )
+    terminal.draw(frame, console, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "header", "cells"),
+    [
+        ("dur_ns", [1_500_000, None, 2_000_000], "dur ms", ["1.500", "–", "2.000"]),
+        ("dur_ns", [12, 999], "dur ns", ["12", "999"]),
+        ("dur_ns", [2_500, 1_000], "dur µs", ["2.500", "1.000"]),
+        ("dur_ns", [1_500_000_000, 1], "dur s", ["1.500", "0.000"]),
+        ("wire_bytes", [3 * 2**20, 2**19], "wire MiB", ["3.000", "0.500"]),
+        ("delta_bytes", [-(2**20), 2**10], "delta MiB", ["-1.000", "0.001"]),
+        ("bytes", [100, 7], "bytes B", ["100", "7"]),
+        ("start_ns", [1_000_000_000_000, 1_000_002_000_000], "start ms from first", ["0.000", "2.000"]),
+        ("numel", [1_234_567, None], "numel", ["1,234,567", "–"]),
+        ("step", [12345], "step", ["12345"]),
+        ("dur_ns", [], "dur ns", []),
+        ("dur_ns", [None], "dur ns", ["–"]),
+    ],
+)
+def test_units(name, values, header, cells):
+    assert shown(name, values) == (header, cells)
+
+
+def test_ratios_are_percent_and_psi_is_a_multiple():
+    assert shown("overlap_ratio", [0.31234, None], pl.Float64) == ("overlap %", ["31.23", "–"])
+    assert shown("psi", [2.93, 3.0], pl.Float64) == ("Ψ", ["2.930", "3.000"])
+
+
+def test_a_unit_can_be_given():
+    assert shown("memory_bytes", [26_250_000_000], units={"memory_bytes": (10**9, "GB")}) == ("memory GB", ["26.25"])
+
+
+def test_instants_share_one_origin():
+    frame = pl.DataFrame({"start_ns": [5_000_000], "end_ns": [8_000_000]})
+    assert [column.cells for column in terminal.columns(frame)] == [["0.000"], ["3.000"]]
+
+
+def test_words():
+    assert shown("reason", ["cut", None], pl.String) == ("reason", ["cut", "–"])
+    assert shown("complete", [True, False], pl.Boolean) == ("complete", ["yes", "no"])
+    assert shown("axis", [None, None], pl.Null) == ("axis", ["–", "–"])
+
+
+@pytest.mark.parametrize(
+    ("name", "harmless"),
+    [
+        ("[bold red]x[/]", "[bold red]x[/]"),
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("two\nlines\r", "two\\x0alines\\x0d"),
+        ("\u202egnp", "\\x202egnp"),
+        ("\x9b0m", "\\x9b0m"),
+        ("层.0", "层.0"),
+        ("x" * 61, "x" * 59 + "…"),
+    ],
+)
+def test_names_come_from_files_and_are_made_harmless(name, harmless):
+    frame = pl.DataFrame({"name": [name, "y"]})
+    text = drawn(frame)
+    assert harmless in text
+    assert "\x1b" not in text
+
+
+def test_empty_and_one_row_frames():
+    frame = pl.DataFrame({"rank": [0], "dur_ns": [5]})
+    assert "no rows" in drawn(frame.clear())
+    assert "every row" not in drawn(frame)
+    assert drawn(pl.DataFrame()).strip().endswith("no rows")
+
+
+def test_what_every_row_says_is_said_once():
+    frame = pl.DataFrame({"rank": [0, 0], "step": [1, 2], "device": ["cpu", "cpu"]})
+    text = drawn(frame)
+    assert text.endswith("every row: rank 0, device cpu\n")
+    assert "cpu" not in text.splitlines()[1]
+    assert "every row: device cpu" in drawn(frame, keep=("rank",))
+
+
+def test_columns_that_do_not_fit_a_terminal_are_named():
+    frame = pl.DataFrame({f"column_{i}": [i, i + 1] for i in range(9)})
+    text = drawn(frame, width=40)
+    assert max(len(line) for line in text.splitlines() if "│" in line) <= 40
+    assert "6 more columns, wider than this terminal: column_3," in text.replace("\n", " ")
+    assert "more columns" not in drawn(frame)
+
+
+def test_numbers_stand_right_and_words_left():
+    lines = drawn(pl.DataFrame({"numel": [1, 1000], "kind": ["all_gather", "x"]})).splitlines()
+    assert "│     1 │ all_gather │" in lines
+    assert "│ 1,000 │ x          │" in lines

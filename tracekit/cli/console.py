@@ -1,0 +1,38 @@
+"""Where commands print: Rich on a terminal, plain and unwrapped text otherwise."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Rich cuts at 80 columns when there is no terminal; a file or pipe has no such edge.
+_NO_EDGE = 10_000
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """A console on the stream, stdout by default, that writes no colour where there is no terminal or NO_COLOR is set."""
+    stream = stream or sys.stdout
+    is_terminal = stream.isatty()
+    return Console(
+        file=stream, width=None if is_terminal else _NO_EDGE, force_terminal=is_terminal, highlight=False, markup=False
+    )
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A function that tells how far the work is: beside a spinner on a terminal, as lines on stderr otherwise."""
+    screen = console(sys.stderr)
+    if not screen.is_terminal:
+        screen.print(what)
+        yield lambda line: screen.print(f"  {line}", soft_wrap=True)
+        return
+    from rich.text import Text
+
+    with screen.status(Text(what)) as status:
+        yield lambda line: status.update(Text(f"{what}: {line}"))

@@ -1,0 +1,64 @@
+"""Hands a frame to the writer that the user asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+from tracekit.cli.console import console
+from tracekit.cli.options import Format, pick_format
+from tracekit.errors import UsageError
+from tracekit.export import files, tabular, terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import polars as pl
+
+
+def write(
+    frame: pl.DataFrame,
+    *,
+    table: str,
+    about: Mapping[str, Any],
+    chosen: Format | None,
+    output: Path | None,
+    force: bool,
+    title: str = "",
+    units: Mapping[str, tuple[int, str]] | None = None,
+    keep: tuple[str, ...] = (),
+) -> None:
+    """Writes the frame to the output, or to stdout, in the chosen format.
+
+    Raises:
+        UsageError: the output may not be replaced, or Parquet would go to a terminal.
+    """
+    to_stdout = output is None or str(output) == "-"
+    form = pick_format(chosen, None if to_stdout else output)
+    if to_stdout and form is Format.TABLE:
+        terminal.draw(frame, console(), title=title, units=units, keep=keep)
+    elif to_stdout:
+        if form is Format.PARQUET and sys.stdout.isatty():
+            raise UsageError("Parquet is not for a terminal: name a file with -o, or pipe it on")
+        _write_binary(frame, sys.stdout.buffer, form, table, about)
+        sys.stdout.buffer.flush()
+    elif form is Format.TABLE:
+        with files.open_output(output, force=force) as stream:
+            terminal.draw(frame, console(stream), title=title, units=units, keep=keep)
+        files.announce(output)
+    else:
+        with files.open_output(output, force=force, binary=True) as stream:
+            _write_binary(frame, stream, form, table, about)
+        files.announce(output)
+
+
+def _write_binary(
+    frame: pl.DataFrame, stream: IO[bytes], form: Format, table: str, about: Mapping[str, Any]
+) -> None:
+    if form is Format.JSON:
+        tabular.write_json(frame, stream, table=table, about=about)
+    elif form is Format.CSV:
+        tabular.write_csv(frame, stream)
+    else:
+        tabular.write_parquet(frame, stream, table=table)

@@ -1,0 +1,63 @@
+"""`tracekit show`: any table of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tracekit.cli import catalogue
+from tracekit.cli.options import ForceOption, FormatOption, OutputOption, RunArgument, integers, names
+
+_LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in catalogue.TABLES)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command to the app."""
+    app.command(
+        "show",
+        help=f"Print a table of a run, or write it as JSON, CSV or Parquet.\n\n\b\n{_LISTING}",
+        epilog="Examples: [bold]tracekit show volume out/demo/fsdp2 --by layer[/]  ·  "
+        "[bold]tracekit show collectives RUN --rank 0 --sort exposed_ns:desc --limit 10[/]  ·  "
+        "[bold]tracekit show overlap RUN --format json -o overlap.json[/]",
+    )(command)
+
+
+def command(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="One of the tables above.", show_default=False)],
+    runs: RunArgument,
+    step: Annotated[str, typer.Option(help="Only these steps: 3, 2-4 or 2,4.", show_default=False)] = "",
+    rank: Annotated[str, typer.Option(help="Only these ranks.", show_default=False)] = "",
+    by: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Group by these columns, where a table can be.", show_default=False)
+    ] = "",
+    sort: Annotated[
+        str, typer.Option(metavar="COLUMN[:desc]", help="Sort by this column.", show_default=False)
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=0, help="At most this many rows.", show_default=False)] = None,
+    form: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Print a table of a run."""
+    entry = catalogue.find(table)
+    steps = integers(step, "--step") if step else []
+    ranks = integers(rank, "--rank") if rank else []
+    import tracekit
+    from tracekit.cli import output as out
+    from tracekit.cli.rows import only, ordered
+
+    run = tracekit.open(runs)
+    frame = catalogue.make(entry, run, names(by))
+    frame = ordered(only(only(frame, "step", steps), "rank", ranks), sort)
+    shown = frame if limit is None else frame.head(limit)
+    cut = f", the first {shown.height:,} of {frame.height:,} rows" if shown.height < frame.height else ""
+    out.write(
+        shown,
+        table=entry.name,
+        about={"run": run.name},
+        chosen=form,
+        output=output,
+        force=force,
+        title=f"{entry.name} of {run.name}: {entry.answers}{cut}",
+    )

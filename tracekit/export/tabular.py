@@ -1,0 +1,42 @@
+"""A frame as JSON, CSV or Parquet. Values stay as they are: integers whole, unknown null."""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import polars as pl
+
+FORMAT_VERSION = 1
+"""Of the JSON object and of Parquet's metadata. 1: the first."""
+
+_ROWS_AT_ONCE = 20_000
+
+
+def write_json(frame: pl.DataFrame, stream: IO[bytes], *, table: str, about: Mapping[str, Any]) -> None:
+    """Writes `{"format":1,"table":…,**about,"rows":[{column:value}]}`, a row a line."""
+    head = msgspec.json.encode({"format": FORMAT_VERSION, "table": table, **about})
+    stream.write(head[:-1] + b',"rows":[')
+    encode = msgspec.json.Encoder().encode
+    separator = b"\n"
+    for part in frame.iter_slices(_ROWS_AT_ONCE):
+        for row in part.iter_rows(named=True):
+            stream.write(separator + encode(row))
+            separator = b",\n"
+    stream.write(b"\n]}\n" if frame.height else b"]}\n")
+
+
+def write_csv(frame: pl.DataFrame, stream: IO[bytes]) -> None:
+    """Writes a header and a line a row; unknown is an empty field."""
+    frame.write_csv(stream)
+
+
+def write_parquet(frame: pl.DataFrame, stream: IO[bytes], *, table: str) -> None:
+    """Writes Parquet whose metadata names the table and the format version."""
+    frame.write_parquet(
+        stream, metadata={"tracekit.format": str(FORMAT_VERSION), "tracekit.table": table}
+    )

@@ -1,0 +1,184 @@
+"""A frame as a table that a person reads: units in the headers, unknown as –, names made harmless.
+
+Times are shown as milliseconds (or what fits), absolute times as offsets from the table's first, bytes as MiB (or what
+fits), multiples of Ψ as they are. Columns that hold one value throughout are said once below the table, and columns that do
+not fit the terminal are named there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rich.console import Console
+
+ABSENT = "–"
+
+_INSTANTS = ("start_ns", "end_ns", "ts_ns", "launched_ns")
+_TIME_UNITS = ((1, "ns"), (10**3, "µs"), (10**6, "ms"), (10**9, "s"))
+_BYTE_UNITS = ((1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
+_MOST_DECIMALS = 3
+_LONGEST_NAME = 60
+# C0 and C1 controls, and the marks that reverse or hide text.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column as text: its header with the unit, and its cells."""
+
+    name: str
+    header: str
+    cells: list[str]
+    numeric: bool
+
+    @property
+    def width(self) -> int:
+        from rich.cells import cell_len
+
+        return max(cell_len(self.header), *(cell_len(cell) for cell in self.cells), 1)
+
+
+def columns(frame: pl.DataFrame, units: Mapping[str, tuple[int, str]] | None = None) -> list[Column]:
+    """The frame's columns as text. `units` overrides the unit of a column: `{"memory_bytes": (10**9, "GB")}`."""
+    first, last = _instants(frame)
+    instant_unit = _largest_unit(last - first, _TIME_UNITS)
+    given = dict.fromkeys(_INSTANTS, instant_unit) | dict(units or {})
+    return [_column(series, first, given.get(series.name)) for series in frame.iter_columns()]
+
+
+def plain(text: str) -> str:
+    """The text with control characters spelt out and cut to a readable length: names come from files."""
+    text = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+    return text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"
+
+
+def draw(
+    frame: pl.DataFrame,
+    console: Console,
+    *,
+    title: str = "",
+    units: Mapping[str, tuple[int, str]] | None = None,
+    keep: Sequence[str] = (),
+) -> None:
+    """Prints the table. Columns in `keep` stay even where they hold one value throughout."""
+    from rich.table import Table
+    from rich.text import Text
+
+    every = columns(frame, units)
+    shown, constant = _split_constant(every, frame.height, keep)
+    fitting, hidden = _fit(shown, console.width if console.is_terminal else None)
+    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
+    for column in fitting:
+        table.add_column(
+            Text(column.header), justify="right" if column.numeric else "left", no_wrap=True, overflow="ellipsis"
+        )
+    for row in zip(*(column.cells for column in fitting), strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    for note in _notes(frame, constant, hidden):
+        console.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) -> list[str]:
+    notes = ["no rows"] if frame.is_empty() else []
+    if constant:
+        notes.append("every row: " + ", ".join(f"{column.header} {column.cells[0]}" for column in constant))
+    if hidden:
+        notes.append(
+            f"{len(hidden)} more columns, wider than this terminal: "
+            f"{', '.join(column.name for column in hidden)} (--format csv has them)"
+        )
+    return notes
+
+
+def _split_constant(
+    every: list[Column], height: int, keep: Sequence[str]
+) -> tuple[list[Column], list[Column]]:
+    """The columns worth drawing, and those that say the same in every row."""
+    if height < 2:
+        return every, []
+    constant = [column for column in every if column.name not in keep and len(set(column.cells)) == 1]
+    return [column for column in every if column not in constant], constant
+
+
+def _fit(shown: list[Column], width: int | None) -> tuple[list[Column], list[Column]]:
+    """The leading columns that fit into `width` cells, at least one, and the rest."""
+    if width is None:
+        return shown, []
+    used = 1
+    for index, column in enumerate(shown):
+        used += column.width + 3
+        if used > width and index:
+            return shown[:index], shown[index:]
+    return shown, []
+
+
+def _instants(frame: pl.DataFrame) -> tuple[int, int]:
+    """The first and the last instant that the frame names; 0 and 0 where it names none."""
+    known = [value for name in _INSTANTS if name in frame.columns for value in frame[name].drop_nulls()]
+    return min(known, default=0), max(known, default=0)
+
+
+def _column(series: pl.Series, first: int, unit: tuple[int, str] | None) -> Column:
+    name, dtype = series.name, series.dtype
+    if dtype == pl.Null:
+        return Column(name, name, [ABSENT] * series.len(), numeric=False)
+    if not dtype.is_numeric():
+        return Column(name, name, [_word(value) for value in series], numeric=False)
+    if name in _INSTANTS:
+        series = series - first
+    if name.endswith("_ns"):
+        scale, label = unit or _unit(series, _TIME_UNITS)
+        suffix = f"{label} from first" if name in _INSTANTS else label
+        return _scaled(series, name, f"{name.removesuffix('_ns')} {suffix}", scale)
+    if name.endswith("bytes"):
+        scale, label = unit or _unit(series, _BYTE_UNITS)
+        return _scaled(series, name, f"{name.removesuffix('_bytes')} {label}", scale)
+    if name.endswith("_ratio"):
+        return _scaled(series * 100, name, f"{name.removesuffix('_ratio')} %", 1)
+    return _scaled(series, name, "Ψ" if name == "psi" else name, 1)
+
+
+def _scaled(series: pl.Series, name: str, header: str, scale: int) -> Column:
+    """Numbers divided by the scale, with as many decimals as the smallest needs for four digits, at most three."""
+    values = [None if value is None else value / scale if scale != 1 else value for value in series]
+    if scale == 1 and series.dtype.is_integer():
+        write: Callable[[Any], str] = _whole(name)
+    else:
+        sizes = [abs(value) for value in values if value]
+        decimals = _MOST_DECIMALS if not sizes else 3 - math.floor(math.log10(min(sizes)))
+        decimals = max(0, min(_MOST_DECIMALS, decimals))
+        write = f"{{:,.{decimals}f}}".format
+    return Column(name, header, [ABSENT if value is None else write(value) for value in values], numeric=True)
+
+
+def _whole(name: str) -> Callable[[Any], str]:
+    """Counts get thousands separators; numbers that only name something do not."""
+    labels = {"rank", "step", "cycle", "index", "pid", "tid", "seq", "first_step", "last_step", "address"}
+    return str if name in labels else "{:,}".format
+
+
+def _unit(series: pl.Series, units: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    """The unit that suits the largest value."""
+    return _largest_unit(max((abs(value) for value in series.drop_nulls()), default=0), units)
+
+
+def _largest_unit(size: int, units: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    """The largest unit of which `size` holds at least one."""
+    return next((unit for unit in reversed(units) if size >= unit[0]), units[0])
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return plain(str(value))
