@@ -1,0 +1,1 @@
+"""One question a module: a run in, a polars frame with documented columns out."""

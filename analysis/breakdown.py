@@ -1,0 +1,118 @@
+"""Where each step's time went on the device: compute, exposed communication, exposed copies, idle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from analysis.overlap import PLACE, union_by_place
+from tracekit import intervals
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "step": pl.Int64,
+        "step_ns": pl.Int64,
+        "compute_ns": pl.Int64,
+        "exposed_comm_ns": pl.Int64,
+        "exposed_copy_ns": pl.Int64,
+        "idle_ns": pl.Int64,
+        "residual_ns": pl.Int64,
+    }
+)
+
+_WINDOW = ("rank", "cycle", "device", "step", "start_ns", "end_ns")
+
+
+class _Shares(NamedTuple):
+    """What a device did, as disjoint sets, and all of it together."""
+
+    compute: intervals.Intervals
+    exposed_comm: intervals.Intervals
+    exposed_copy: intervals.Intervals
+    busy: intervals.Intervals
+
+
+def breakdown(run: Run) -> pl.DataFrame:
+    """Each step's length on the device and the four parts it divides into, in ns; one row a rank and step.
+
+    A moment counts as compute when any compute runs, else as exposed communication when any communication
+    runs, else as exposed copy when any copy runs, else as idle: so the parts never overlap and `residual_ns`,
+    the step minus its parts, is 0. Work of class `other` (waits, unknown rows) occupies nothing and counts as
+    idle.
+
+    On a GPU the step's window runs from the start of its first work to the start of the next step's first
+    work, or to the end of its own last work where that is later; the last step ends with its last work. On
+    the CPU the recorder's step marks are the windows. A rank that drives several GPUs gives the sum over
+    them.
+    """
+    work = _on_device(run.work)
+    shares = _shares(work)
+    columns = [[], [], [], [], []]  # window, compute, exposed comm, exposed copy, idle
+    windows = _windows(run, work)
+    for rank, device, start, end in windows.select(*PLACE, "start_ns", "end_ns").iter_rows():
+        window = intervals.union([start], [end])
+        length = intervals.length(window)
+        share = shares.get((rank, device))
+        parts = [_inside(part, window) for part in share] if share else [0, 0, 0, 0]
+        for column, value in zip(columns, [length, *parts[:3], length - parts[3]], strict=True):
+            column.append(value)
+    names = [name for name in SCHEMA if name.endswith("_ns")][:5]
+    rows = windows.with_columns(
+        pl.Series(name, values, dtype=pl.Int64) for name, values in zip(names, columns, strict=True)
+    )
+    parts = pl.col("compute_ns") + pl.col("exposed_comm_ns") + pl.col("exposed_copy_ns") + pl.col("idle_ns")
+    return (
+        rows.group_by("rank", "cycle", "step", maintain_order=True)
+        .agg(pl.col(names).sum())
+        .with_columns((pl.col("step_ns") - parts).alias("residual_ns"))
+        .sort("rank", "cycle", "step")
+        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
+
+
+def _inside(part: intervals.Intervals, window: intervals.Intervals) -> int:
+    return int(intervals.covered(window.starts, window.ends, part).sum())
+
+
+def _on_device(work: pl.DataFrame) -> pl.DataFrame:
+    """The work of each rank's accelerator where it has one, else of its CPU."""
+    has_accelerator = (pl.col("device") != "cpu").any().over("rank")
+    return work.filter((pl.col("device") != "cpu") | ~has_accelerator)
+
+
+def _shares(work: pl.DataFrame) -> dict[tuple[object, ...], _Shares]:
+    by_class = {
+        name: union_by_place(work.filter(pl.col("class") == name)) for name in ("compute", "comm", "copy")
+    }
+    busy = union_by_place(work.filter(pl.col("class").is_in(list(by_class))))
+    shares: dict[tuple[object, ...], _Shares] = {}
+    for place, union in busy.items():
+        compute, comm, copy = (by_class[name].get(place, intervals.EMPTY) for name in by_class)
+        exposed_copy = intervals.subtract(intervals.subtract(copy, compute), comm)
+        shares[place] = _Shares(compute, intervals.subtract(comm, compute), exposed_copy, union)
+    return shares
+
+
+def _windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
+    """The window of each step on each device: rank, cycle, device, step, start_ns, end_ns."""
+    on_cpu = run.steps.join(
+        work.filter(pl.col("device") != "cpu").select("rank").unique(), on="rank", how="anti"
+    ).with_columns(pl.lit("cpu").alias("device"))
+    key = ["rank", "cycle", "step"]
+    known = run.steps.select(key)
+    stretches = (
+        work.filter(pl.col("device") != "cpu")
+        .join(known, on=key, how="semi", nulls_equal=True)
+        .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
+        .group_by("rank", "cycle", "device", "step")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .sort("rank", "cycle", "device", "start_ns")
+    )
+    following = pl.col("start_ns").shift(-1).over("rank", "cycle", "device")
+    on_gpu = stretches.with_columns(pl.max_horizontal("end_ns", following).alias("end_ns"))
+    return pl.concat([on_cpu.select(_WINDOW), on_gpu.select(_WINDOW)], how="vertical_relaxed")
