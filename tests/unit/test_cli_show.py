@@ -104,9 +104,16 @@ def test_the_table_for_people(capsys):
     assert cli.run(["show", "steps", "x", "--limit", "3"]) == 0
     out = capsys.readouterr().out
     assert "steps of fsdp2: when each optimizer step ran" in out
-    assert "the first 3 of 4 rows" in out
+    assert "; 3 of 4 rows (--limit shows more)" in out
     assert "dur ns" in out
     assert "–" in out
+
+
+def test_a_long_table_is_cut_for_people_only(run, capsys):
+    run.steps = pl.DataFrame({"n": range(101)})
+    assert cli.run(["show", "steps", "x"]) == 0
+    assert "; 100 of 101 rows (--limit shows more)" in capsys.readouterr().out
+    assert len(rows(capsys)) == 101
 
 
 def test_names_from_files_cannot_write_to_the_terminal(capsys):

@@ -93,11 +93,22 @@ def test_empty_and_one_row_frames():
 
 
 def test_what_every_row_says_is_said_once():
-    frame = pl.DataFrame({"rank": [0, 0], "step": [1, 2], "device": ["cpu", "cpu"]})
+    frame = pl.DataFrame({"rank": [0, 0], "step": [1, 2], "device": ["cpu", "cpu"], "idle_ns": [0, 0]})
     text = drawn(frame)
+    assert "idle ns" in text.splitlines()[1]
     assert text.endswith("every row: rank 0, device cpu\n")
     assert "cpu" not in text.splitlines()[1]
     assert "every row: device cpu" in drawn(frame, keep=("rank",))
+
+
+def test_what_no_row_knows_is_named_once():
+    frame = pl.DataFrame({"step": [1, 2], "axis": [None, None]}, schema={"step": pl.Int64, "axis": pl.String})
+    assert drawn(frame).endswith("unknown throughout: axis\n")
+
+
+def test_the_root_unit_has_a_name_to_read():
+    assert shown("layer", ["", "layers.0", None], pl.String) == ("layer", ["(root)", "layers.0", "–"])
+    assert shown("name", [""], pl.String) == ("name", [""])
 
 
 def test_columns_that_do_not_fit_a_terminal_are_named():

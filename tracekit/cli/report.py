@@ -1,7 +1,60 @@
+"""`tracekit report`: the whole analysis of one run, or of several side by side."""
+
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekit.cli.options import ForceOption, RunArgument
+
+if TYPE_CHECKING:
+    from analysis.report import ReportPaths
+
 
 def add_to(app: typer.Typer) -> None:
-    pass
+    """Adds the command to the app."""
+    app.command(
+        "report",
+        epilog="Examples: [bold]tracekit report out/demo/fsdp2[/]  ·  "
+        "[bold]tracekit report out/demo/fsdp2 out/demo/zero2 -o compared[/]",
+    )(command)
+
+
+def command(
+    runs: RunArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write it.")] = Path(
+        "out/report"
+    ),
+    force: ForceOption = False,
+) -> None:
+    """Write the dashboard (report.html), its numbers (report.json) and a Perfetto trace (trace.pftrace).
+
+    Each RUN is a run of its own; two or more are shown side by side.
+    """
+    import tracekit
+    from analysis.report import write_report
+    from tracekit.cli.console import progress
+
+    with progress("analysing") as tell:
+        opened = []
+        for path in runs:
+            tell(f"reading {path}")
+            opened.append(tracekit.open(path))
+        tell(f"writing {output}")
+        paths = write_report(opened, output, force=force)
+    tell_report(paths)
+
+
+def tell_report(paths: ReportPaths) -> None:
+    """Prints the verdicts and which files to open."""
+    from rich.text import Text
+
+    from tracekit.cli.console import console
+
+    screen = console()
+    for sentence in paths.verdicts:
+        screen.print(Text(f"• {sentence}"), soft_wrap=not screen.is_terminal)
+    for what, path in (("dashboard", paths.html), ("numbers", paths.json), ("Perfetto trace", paths.trace)):
+        screen.print(Text(f"{what:<15} {path}"), soft_wrap=True)

@@ -7,8 +7,18 @@ from typing import Annotated
 import typer
 
 from tracekit.cli import catalogue
-from tracekit.cli.options import ForceOption, FormatOption, OutputOption, RunArgument, integers, names
+from tracekit.cli.options import (
+    ForceOption,
+    Format,
+    FormatOption,
+    OutputOption,
+    RunArgument,
+    integers,
+    names,
+    pick_format,
+)
 
+_ROWS_FOR_PEOPLE = 100
 _LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in catalogue.TABLES)
 
 
@@ -34,7 +44,9 @@ def command(
     sort: Annotated[
         str, typer.Option(metavar="COLUMN[:desc]", help="Sort by this column.", show_default=False)
     ] = "",
-    limit: Annotated[int | None, typer.Option(min=0, help="At most this many rows.", show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="At most this many rows.  [default: 100 of a table, else all]", show_default=False)
+    ] = None,
     form: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -50,8 +62,10 @@ def command(
     run = tracekit.open(runs)
     frame = catalogue.make(entry, run, names(by))
     frame = ordered(only(only(frame, "step", steps), "rank", ranks), sort)
+    if limit is None and pick_format(form, output) is Format.TABLE:
+        limit = _ROWS_FOR_PEOPLE
     shown = frame if limit is None else frame.head(limit)
-    cut = f", the first {shown.height:,} of {frame.height:,} rows" if shown.height < frame.height else ""
+    cut = f"; {shown.height:,} of {frame.height:,} rows (--limit shows more)" if shown.height < frame.height else ""
     out.write(
         shown,
         table=entry.name,

@@ -1,8 +1,8 @@
 """A frame as a table that a person reads: units in the headers, unknown as –, names made harmless.
 
 Times are shown as milliseconds (or what fits), absolute times as offsets from the table's first, bytes as MiB (or what
-fits), multiples of Ψ as they are. Columns that hold one value throughout are said once below the table, and columns that do
-not fit the terminal are named there.
+fits), multiples of Ψ as they are. Labels that are the same in every row are said once below the table, and columns that are
+unknown throughout or do not fit the terminal are named there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 ABSENT = "–"
 
-_INSTANTS = ("start_ns", "end_ns", "ts_ns", "launched_ns")
+_INSTANTS = ("start_ns", "end_ns", "ts_ns", "launched_ns", "issued_ns")
 _TIME_UNITS = ((1, "ns"), (10**3, "µs"), (10**6, "ms"), (10**9, "s"))
 _BYTE_UNITS = ((1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
+# Numbers that name or sort rather than measure.
+_LABELS = frozenset(
+    "rank step cycle index call pid tid seq first_step last_step address group_size passes dp stage".split()
+)
 _MOST_DECIMALS = 3
 _LONGEST_NAME = 60
 # C0 and C1 controls, and the marks that reverse or hide text.
@@ -38,6 +42,13 @@ class Column:
     header: str
     cells: list[str]
     numeric: bool
+
+    @property
+    def says_the_same(self) -> bool:
+        """Whether it is a label with one value throughout, or unknown throughout."""
+        return len(set(self.cells)) == 1 and (
+            not self.numeric or self.name in _LABELS or self.cells[0] == ABSENT
+        )
 
     @property
     def width(self) -> int:
@@ -68,14 +79,16 @@ def draw(
     units: Mapping[str, tuple[int, str]] | None = None,
     keep: Sequence[str] = (),
 ) -> None:
-    """Prints the table. Columns in `keep` stay even where they hold one value throughout."""
+    """Prints the table. Labels in `keep` stay even where they are the same throughout."""
     from rich.table import Table
     from rich.text import Text
 
     every = columns(frame, units)
     shown, constant = _split_constant(every, frame.height, keep)
     fitting, hidden = _fit(shown, console.width if console.is_terminal else None)
-    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
+    if title:
+        console.print(Text(title, style="bold"), soft_wrap=not console.is_terminal)
+    table = Table()
     for column in fitting:
         table.add_column(
             Text(column.header), justify="right" if column.numeric else "left", no_wrap=True, overflow="ellipsis"
@@ -89,8 +102,12 @@ def draw(
 
 def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) -> list[str]:
     notes = ["no rows"] if frame.is_empty() else []
-    if constant:
-        notes.append("every row: " + ", ".join(f"{column.header} {column.cells[0]}" for column in constant))
+    known = [column for column in constant if column.cells[0] != ABSENT]
+    unknown = [column.name for column in constant if column.cells[0] == ABSENT]
+    if known:
+        notes.append("every row: " + ", ".join(f"{column.header} {column.cells[0]}" for column in known))
+    if unknown:
+        notes.append("unknown throughout: " + ", ".join(unknown))
     if hidden:
         notes.append(
             f"{len(hidden)} more columns, wider than this terminal: "
@@ -102,10 +119,10 @@ def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) ->
 def _split_constant(
     every: list[Column], height: int, keep: Sequence[str]
 ) -> tuple[list[Column], list[Column]]:
-    """The columns worth drawing, and those that say the same in every row."""
+    """The columns worth drawing, and the labels that say the same in every row."""
     if height < 2:
         return every, []
-    constant = [column for column in every if column.name not in keep and len(set(column.cells)) == 1]
+    constant = [column for column in every if column.name not in keep and column.says_the_same]
     return [column for column in every if column not in constant], constant
 
 
@@ -123,8 +140,10 @@ def _fit(shown: list[Column], width: int | None) -> tuple[list[Column], list[Col
 
 def _instants(frame: pl.DataFrame) -> tuple[int, int]:
     """The first and the last instant that the frame names; 0 and 0 where it names none."""
-    known = [value for name in _INSTANTS if name in frame.columns for value in frame[name].drop_nulls()]
-    return min(known, default=0), max(known, default=0)
+    every = [frame[name].drop_nulls() for name in _INSTANTS if name in frame.columns]
+    known = [series for series in every if not series.is_empty()]
+    edges = [int(edge) for series in known for edge in (series.item(series.arg_min()), series.item(series.arg_max()))]
+    return min(edges, default=0), max(edges, default=0)
 
 
 def _column(series: pl.Series, first: int, unit: tuple[int, str] | None) -> Column:
@@ -132,7 +151,8 @@ def _column(series: pl.Series, first: int, unit: tuple[int, str] | None) -> Colu
     if dtype == pl.Null:
         return Column(name, name, [ABSENT] * series.len(), numeric=False)
     if not dtype.is_numeric():
-        return Column(name, name, [_word(value) for value in series], numeric=False)
+        root = "(root)" if name == "layer" else ""
+        return Column(name, name, [root if value == "" else _word(value) for value in series], numeric=False)
     if name in _INSTANTS:
         series = series - first
     if name.endswith("_ns"):
@@ -142,7 +162,7 @@ def _column(series: pl.Series, first: int, unit: tuple[int, str] | None) -> Colu
     if name.endswith("bytes"):
         scale, label = unit or _unit(series, _BYTE_UNITS)
         return _scaled(series, name, f"{name.removesuffix('_bytes')} {label}", scale)
-    if name.endswith("_ratio"):
+    if name.endswith("_ratio") or name == "coverage":
         return _scaled(series * 100, name, f"{name.removesuffix('_ratio')} %", 1)
     return _scaled(series, name, "Ψ" if name == "psi" else name, 1)
 
@@ -162,13 +182,13 @@ def _scaled(series: pl.Series, name: str, header: str, scale: int) -> Column:
 
 def _whole(name: str) -> Callable[[Any], str]:
     """Counts get thousands separators; numbers that only name something do not."""
-    labels = {"rank", "step", "cycle", "index", "pid", "tid", "seq", "first_step", "last_step", "address"}
-    return str if name in labels else "{:,}".format
+    return str if name in _LABELS else "{:,}".format
 
 
 def _unit(series: pl.Series, units: Sequence[tuple[int, str]]) -> tuple[int, str]:
     """The unit that suits the largest value."""
-    return _largest_unit(max((abs(value) for value in series.drop_nulls()), default=0), units)
+    known = series.drop_nulls().abs()
+    return _largest_unit(0 if known.is_empty() else int(known.item(known.arg_max())), units)
 
 
 def _largest_unit(size: int, units: Sequence[tuple[int, str]]) -> tuple[int, str]:
