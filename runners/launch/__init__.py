@@ -1,0 +1,114 @@
+"""Starts a training program under torchrun on this machine. No torch here: the program's process loads it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+ERROR_PREFIX = "error: "
+# torchrun gives its workers 30 seconds to end after SIGTERM, in which the recorder writes what it has.
+GRACE_S = 35.0
+KEPT_LINES = 200
+
+
+class LaunchError(RuntimeError):
+    """The training program failed; the text is one sentence, `output` the last lines of its stderr."""
+
+    def __init__(self, sentence: str, output: Sequence[str] = ()) -> None:
+        super().__init__(sentence)
+        self.output = list(output)
+
+
+def run(
+    strategy: str,
+    out: str | os.PathLike[str],
+    *,
+    num_ranks: int = 2,
+    args: Sequence[str] = (),
+    on_line: Callable[[str], None] = print,
+    timeout_s: float | None = None,
+) -> Path:
+    """Records `strategy` with `num_ranks` ranks into `out` and returns the run folder; `args` go to runners/train.py.
+
+    Rank 0's lines (the loss of each step) go to `on_line` as they come. Raises LaunchError when the program fails or runs
+    longer than `timeout_s`; whatever ends this function early ends the ranks too, with the time to write their traces.
+    """
+    program = [str(TRAIN), "--strategy", strategy, "--out", str(out), *args]
+    process = subprocess.Popen(
+        command(program, num_ranks),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment(),
+    )
+    errors: deque[str] = deque(maxlen=KEPT_LINES)
+    readers = [
+        threading.Thread(target=_drain, args=(process.stdout, on_line), daemon=True),
+        threading.Thread(target=_drain, args=(process.stderr, errors.append), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"{strategy} on {num_ranks} ranks ran longer than {timeout_s:g} s and was stopped") from None
+    finally:
+        _stop(process)
+        for reader in readers:
+            reader.join(5.0)
+    if code != 0:
+        raise LaunchError(f"recording {strategy} on {num_ranks} ranks failed: {reason(list(errors), code)}", errors)
+    return Path(out)
+
+
+def command(program: Sequence[str], num_ranks: int) -> list[str]:
+    """torchrun for one machine, on a free port of its own choice."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    return [*torchrun, *program]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with one OpenMP thread a rank and torchrun's own notices off unless set otherwise."""
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "6", "PYTHONUNBUFFERED": "1"}
+    return quiet | os.environ
+
+
+def reason(lines: Sequence[str], code: int) -> str:
+    """Why a run failed, from its stderr: the program's own sentence, else the last exception, else the exit code."""
+    # The program's own line, or argparse's, which has the program's name before it.
+    told = [line.partition(ERROR_PREFIX)[2] for line in lines if line.startswith((ERROR_PREFIX, f"{TRAIN.name}: "))]
+    if told:
+        return told[0]
+    # torchrun's own traceback comes last and tells only that a child failed.
+    causes = [line for line in lines if _names_exception(line) and "ChildFailedError" not in line]
+    return causes[-1].strip() if causes else f"torchrun ended with code {code}"
+
+
+def _names_exception(line: str) -> bool:
+    head, colon, _ = line.partition(":")
+    name = head.split("]")[-1].strip().rpartition(".")[2]
+    return bool(colon) and name.endswith(("Error", "Exception", "Interrupt")) and name.isidentifier()
+
+
+def _drain(stream: object, take: Callable[[str], None]) -> None:
+    for line in stream:  # type: ignore[attr-defined]
+        take(line.rstrip("\n"))
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

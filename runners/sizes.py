@@ -1,0 +1,43 @@
+"""Named sizes of the decoder, and its number of parameters in closed form. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a Llama-like decoder; `hidden` is the width inside the SwiGLU feed-forward."""
+
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocab: int
+    max_seq_len: int = 2048
+    tied: bool = False
+
+    def num_params(self) -> int:
+        """Ψ, tied embeddings counted once."""
+        attention = 2 * self.dim * self.dim + 2 * self.dim * self.dim * self.kv_heads // self.heads
+        block = attention + 3 * self.dim * self.hidden + 2 * self.dim
+        return self.layers * block + (1 if self.tied else 2) * self.vocab * self.dim + self.dim
+
+
+SIZES = {
+    # A block of nano: 4 * 16*16 + 3 * 16*32 + 2*16 = 2592; Ψ = 2 * 2592 + 2 * 64*16 + 16 = 7248.
+    "nano": Size(dim=16, layers=2, heads=2, kv_heads=2, hidden=32, vocab=64, max_seq_len=256),
+    "tiny": Size(dim=256, layers=4, heads=4, kv_heads=4, hidden=768, vocab=2048),
+    "small": Size(dim=512, layers=8, heads=8, kv_heads=8, hidden=1536, vocab=8192),
+    # As Llama-3.2 1B, Llama-2 7B and Llama-2 70B.
+    "1b": Size(dim=2048, layers=16, heads=32, kv_heads=8, hidden=8192, vocab=128256, tied=True),
+    "7b": Size(dim=4096, layers=32, heads=32, kv_heads=32, hidden=11008, vocab=32000, max_seq_len=4096),
+    "70b": Size(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=32000, max_seq_len=4096),
+}
+
+
+def size_of(name: str, *, layers: int | None = None, tied: bool | None = None) -> Size:
+    """A named size, with another number of blocks or the embeddings tied or not where asked for. Raises KeyError."""
+    size = SIZES[name]
+    return replace(size, layers=size.layers if layers is None else layers, tied=size.tied if tied is None else tied)

@@ -1,0 +1,18 @@
+"""One file a strategy, loaded when asked for by name, so that DeepSpeed is imported only by its own file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from runners.strategies.base import Strategy
+
+MODULES = {
+    "fsdp2": "runners.strategies.fsdp2",
+    "zero2": "runners.strategies.zero2",
+    "zero2-fsdp2": "runners.strategies.zero2_fsdp2",
+}
+
+
+def load(name: str) -> type[Strategy]:
+    """The strategy's class. Raises KeyError for a name that is not in MODULES, ImportError where a framework is missing."""
+    return import_module(MODULES[name]).STRATEGY

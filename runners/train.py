@@ -1,0 +1,162 @@
+"""Trains a decoder on synthetic tokens under torchrun and leaves a run folder.
+
+torchrun --standalone --nproc-per-node 2 runners/train.py --strategy fsdp2 --model tiny --out traces/mine
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # Started by its path, as torchrun does: what has to be importable is the folder above, not this one.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+# Kineto and torch read these when they are loaded: profiler start and stop marks and allocator notes are of no use here.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+import torch
+import torch.distributed as dist
+
+from runners import data, strategies
+from runners.launch import ERROR_PREFIX
+from runners.models import Decoder, initialize
+from runners.sizes import SIZES, Size, size_of
+from runners.strategies.base import DTYPES, Setup, Strategy
+from tracekit.record import RecordError, Recorder, Schedule
+
+# Above this many parameters no rank makes the model whole if it can be helped.
+MAX_WHOLE_NUMEL = 2_000_000_000
+
+
+def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
+    """The options of every run, and those of `strategy`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--strategy", choices=list(strategies.MODULES), required=True)
+    add("--model", choices=list(SIZES), default="tiny", help="size of the decoder")
+    add("--layers", type=int, default=None, help="number of blocks, in place of the size's own")
+    add("--tie-embeddings", action=argparse.BooleanOptionalAction, default=None, help="output weight = embedding weight")
+    add("--out", default=None, help="run folder; traces/<strategy>-<model>-<ranks> if not given")
+    add("--overwrite", action="store_true", help="replace a run that the folder holds")
+    add("--steps", type=int, default=None, help="optimizer steps; as many as the schedule needs if not given")
+    add("--batch-size", type=int, default=4, help="sequences a rank and micro-batch")
+    add("--seq-len", type=int, default=128, help="tokens of a sequence")
+    add("--micro-batches", type=int, default=1, help="micro-batches a step (gradient accumulation)")
+    add("--learning-rate", type=float, default=1e-3)
+    add("--seed", type=int, default=0)
+    add("--param-dtype", choices=list(DTYPES), default=strategy and strategy.param_dtype, help="dtype to compute in")
+    add("--reduce-dtype", choices=list(DTYPES), default=strategy and strategy.reduce_dtype, help="dtype of reductions")
+    add("--wait", type=int, default=3, help="steps before the profiler is switched on")
+    add("--warmup", type=int, default=1, help="steps with the profiler on and its events dropped")
+    add("--active", type=int, default=3, help="steps recorded")
+    add("--repeat", type=int, default=1, help="how often wait, warm up and record")
+    if strategy is not None:
+        strategy.add_arguments(parser)
+    return parser
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, type[Strategy]]:
+    """The options and the strategy's class; options that the strategy does not have are refused."""
+    finder = argparse.ArgumentParser(add_help=False)
+    finder.add_argument("--strategy", choices=list(strategies.MODULES))
+    name = finder.parse_known_args(argv)[0].strategy
+    if name is None:
+        make_parser(None).parse_args(argv)
+    strategy = strategies.load(name)
+    return make_parser(strategy).parse_args(argv), strategy
+
+
+def connect(args: argparse.Namespace) -> Setup:
+    """Joins the other ranks: NCCL and one GPU a rank where there are GPUs, gloo and one thread a rank otherwise."""
+    if torch.cuda.is_available():
+        device, backend = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))), "nccl"
+        torch.cuda.set_device(device)
+    else:
+        device, backend = torch.device("cpu"), "gloo"
+        torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        # Started without torchrun: one rank that talks to itself.
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return Setup(args, device, dist.get_rank(), dist.get_world_size())
+
+
+def make_model(setup: Setup, strategy: type[Strategy], size: Size) -> Decoder:
+    """The whole model, the same on all ranks; for a big one only its shapes, where the strategy can fill it sharded."""
+    if strategy.from_meta and size.num_params() > MAX_WHOLE_NUMEL:
+        with torch.device("meta"):
+            return Decoder(size)
+    model = Decoder(size).to(setup.device)
+    initialize(model, setup.args.seed)
+    return model
+
+
+def recorder_for(setup: Setup, strategy: Strategy, model: torch.nn.Module, optimizer: Any, size: Size) -> Recorder:
+    """The recorder with what the strategy says about itself."""
+    args, about = setup.args, strategy.describe()
+    common = {"model": args.model, "layers": size.layers, "tied": size.tied, "vocab": size.vocab}
+    common |= {"seq_len": args.seq_len, "batch_size": args.batch_size, "seed": args.seed}
+    options = common | about.pop("options", {})
+    schedule = Schedule(args.wait, args.warmup, args.active, args.repeat)
+    return Recorder(
+        args.out or f"traces/{args.strategy}-{args.model}-{setup.world_size}",
+        model,
+        strategy=args.strategy,
+        options=options,
+        optimizer=optimizer,
+        schedule=schedule,
+        micro_batches=args.micro_batches,
+        overwrite=args.overwrite,
+        **about,
+    )
+
+
+def train(setup: Setup, strategy: Strategy, recorder: Recorder, tokens: list[torch.Tensor]) -> None:
+    """Runs the steps and prints rank 0's loss of each; nothing in here communicates but the strategy."""
+    args = setup.args
+    num_steps = recorder.schedule.num_steps if args.steps is None else args.steps
+    with recorder:
+        for step in range(num_steps):
+            first = step * args.micro_batches
+            micro_batches = [tokens[(first + i) % len(tokens)] for i in range(args.micro_batches)]
+            loss = strategy.step(micro_batches).item()
+            mark = " (recorded)" if recorder.recording else ""
+            recorder.step()
+            if setup.rank == 0:
+                print(f"step {step}: loss {loss:.4f}{mark}", flush=True)
+
+
+def main(argv: list[str]) -> int:
+    """Trains and records; the exit code: 0 done, 2 the options or the folder cannot be used (one sentence on stderr)."""
+    args, kind = parse(argv)
+    try:
+        size = size_of(args.model, layers=args.layers, tied=args.tie_embeddings)
+        if args.seq_len > size.max_seq_len:
+            raise RecordError(f"--seq-len {args.seq_len} is more than {args.model}'s {size.max_seq_len}; give less")
+        setup = connect(args)
+        strategy = kind(setup)
+        model = strategy.wrap(make_model(setup, kind, size))
+        optimizer = strategy.make_optimizer(args.learning_rate)
+        recorder = recorder_for(setup, strategy, model, optimizer, size)
+        batches = data.batches(args.seed, setup.rank, (args.batch_size, args.seq_len), size.vocab)
+        train(setup, strategy, recorder, [batch.to(setup.device) for batch in batches])
+        if setup.rank == 0:
+            print(f"run: {recorder.path}", flush=True)
+    except RecordError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{ERROR_PREFIX}{error}", file=sys.stderr, flush=True)
+        return 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

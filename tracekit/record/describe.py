@@ -1,0 +1,198 @@
+"""What the model is, as the manifest tells it: parameters by their full shapes, wrap units, mesh, precision, versions."""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Unit = tuple[str, bool | int | None]
+# Wrappers put these parts into the names of modules; the model's own names do not have them.
+WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtypes in torch's spelling without the module ("bfloat16"); null where the strategy does not say."""
+
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+    buffer_dtype: str | None = None
+    storage_dtype: str | None = None
+
+
+def dtype_name(dtype: torch.dtype | None) -> str | None:
+    """`torch.bfloat16` as "bfloat16"."""
+    return str(dtype).removeprefix("torch.") if dtype is not None else None
+
+
+def clean_name(name: str) -> str:
+    """A module's or parameter's name without the parts that wrappers put in."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
+
+
+def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module once, children before parents (the order in which units are wrapped); the root last as ""."""
+
+    def walk(prefix: str, module: torch.nn.Module, seen: set[int]) -> Iterator[tuple[str, torch.nn.Module]]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        for name, child in module.named_children():
+            yield from walk(f"{prefix}.{name}" if prefix else name, child, seen)
+        yield clean_name(prefix), module
+
+    return walk("", model, set())
+
+
+def has_fsdp2_units(model: torch.nn.Module) -> bool:
+    """Whether `fully_shard` was called on any module: torch then names the units in the trace by itself."""
+    return any(_fsdp_state(module) is not None for _, module in named_modules(model))
+
+
+def find_units(model: torch.nn.Module) -> list[tuple[Unit, list[str]]]:
+    """The units in wrap order, each with the names of its modules; the root unit "" is last.
+
+    With FSDP2 they are what was given to `fully_shard`, and the setting is null where torch decides (it frees every
+    unit after forward but the root); several modules wrapped as one are one unit, named as in torch's annotations.
+    Without wrapping they are the blocks: the elements of the outermost ModuleLists.
+    """
+    if not has_fsdp2_units(model):
+        return [((name, None), [name]) for name in [*_blocks("", model), ""]]
+    members: dict[int, list[str]] = {}
+    settings: dict[int, bool | int | None] = {}
+    for name, module in named_modules(model):
+        state = _fsdp_state(module)
+        if state is not None:
+            members.setdefault(id(state), []).append(name)
+            settings[id(state)] = _reshard_setting(state)
+    units: list[tuple[Unit, list[str]]] = [((", ".join(names), settings[key]), names) for key, names in members.items()]
+    return units if any("" in names for _, names in units) else [*units, (("", None), [""])]
+
+
+def owner(name: str, units: Sequence[tuple[Unit, list[str]]]) -> str:
+    """The name of the innermost unit that contains the parameter or module `name`; "" is the root."""
+    best, unit_name = -1, ""
+    for (unit, _), modules in units:
+        for module in modules:
+            inside = not module or name == module or name.startswith(f"{module}.")
+            if inside and len(module) > best:
+                best, unit_name = len(module), unit
+    return unit_name
+
+
+def parameters(model: torch.nn.Module, units: Sequence[tuple[Unit, list[str]]]) -> list[dict[str, Any]]:
+    """One entry a parameter name, in registration order; a tied one names the first that it shares its tensor with."""
+    first: dict[int, str] = {}
+    entries: list[dict[str, Any]] = []
+    for raw_name, parameter in model.named_parameters(remove_duplicate=False):
+        name = clean_name(raw_name)
+        tied_to = first.setdefault(id(parameter), name)
+        # A DTensor's shape is the full one; DeepSpeed stage 3 keeps it aside.
+        shape = [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)]
+        entries.append(
+            {
+                "name": name,
+                "shape": shape,
+                "dtype": dtype_name(parameter.dtype),
+                "numel": math.prod(shape),
+                "requires_grad": parameter.requires_grad,
+                "layer": owner(name, units),
+                "tied_to": None if tied_to == name else tied_to,
+            }
+        )
+    return entries
+
+
+def psi(entries: Sequence[Mapping[str, Any]], *, trainable: bool = False) -> int:
+    """Ψ of `parameters`, or Ψ_train: tied parameters count once."""
+    return sum(e["numel"] for e in entries if e["tied_to"] is None and (e["requires_grad"] or not trainable))
+
+
+def find_mesh(model: torch.nn.Module, world_size: int) -> list[tuple[str, int]]:
+    """The mesh's axes by torchtitan's names; without FSDP2 one replicate axis over all ranks."""
+    for _, module in named_modules(model):
+        for group in getattr(_fsdp_state(module), "_fsdp_param_groups", ()):
+            info = group.mesh_info
+            names = list(info.mesh.mesh_dim_names or [""] * info.mesh.ndim)
+            for axis, dim in (("dp_replicate", "replicate_mesh_dim"), ("dp_shard", "shard_mesh_dim")):
+                if getattr(info, dim, None) is not None:
+                    names[getattr(info, dim)] = axis
+            return [(name, int(size)) for name, size in zip(names, info.mesh.shape, strict=True)]
+    return [("dp_replicate", world_size)]
+
+
+def find_precision(model: torch.nn.Module) -> Precision:
+    """Storage by the most common parameter dtype, the rest by FSDP2's policy where there is one."""
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    storage = max(sizes, key=lambda dtype: sizes[dtype]) if sizes else None
+    states = [_fsdp_state(module) for _, module in named_modules(model)]
+    policy = next((state._mp_policy for state in states if state is not None), None)
+    param = getattr(policy, "param_dtype", None) or storage
+    reduce = getattr(policy, "reduce_dtype", None) or param
+    return Precision(dtype_name(param), dtype_name(reduce), None, dtype_name(storage))
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what decides a trace's contents; DeepSpeed's only where this process uses it."""
+    nccl: Any = torch.cuda.nccl.version() if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(str(part) for part in nccl) if isinstance(nccl, tuple) else nccl,
+        "deepspeed": metadata.version("deepspeed") if "deepspeed" in sys.modules else None,
+    }
+
+
+def device_of(model: torch.nn.Module) -> tuple[str, str]:
+    """The device of this rank ("cpu", "cuda:0") and its product name."""
+    device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+    if device.type == "cuda":
+        return str(device), torch.cuda.get_device_name(device)
+    return device.type, _cpu_name()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine() or "cpu"
+
+
+def _fsdp_state(module: torch.nn.Module) -> Any:
+    # By its method, so that a bare process does not import torch.distributed.fsdp for the question.
+    get = getattr(module, "_get_fsdp_state", None)
+    return get() if get else None
+
+
+def _reshard_setting(state: Any) -> bool | int | None:
+    if state._auto_reshard_after_forward:
+        return None
+    for group in state._fsdp_param_groups:
+        after = group.post_forward_mesh_info
+        if after is None:
+            return False
+        if after is not group.mesh_info:
+            return int(after.shard_mesh_size)
+    return True
+
+
+def _blocks(prefix: str, module: torch.nn.Module) -> Iterator[str]:
+    for name, child in module.named_children():
+        full = f"{prefix}.{name}" if prefix else name
+        if isinstance(module, torch.nn.ModuleList):
+            yield clean_name(full)
+        else:
+            yield from _blocks(full, child)

@@ -1,0 +1,251 @@
+"""The recorder: drives torch.profiler over a training loop and leaves a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from tracekit import __version__
+from tracekit.record import describe, folder, results, team
+from tracekit.record.describe import Precision, Unit
+from tracekit.record.errors import RecordError, RunExistsError
+from tracekit.record.held import Held, held_bytes
+from tracekit.record.marks import ForwardMarks, GradOrder
+from tracekit.record.schedule import Schedule, State
+from tracekit.record.signals import Signals
+
+ACTIONS: dict[State, ProfilerAction] = {
+    "idle": ProfilerAction.NONE,
+    "warmup": ProfilerAction.WARMUP,
+    "active": ProfilerAction.RECORD,
+    "last": ProfilerAction.RECORD_AND_SAVE,
+}
+# How long rank 0 waits for the other ranks' last words. After an error they may hang in a collective until rank 0 is
+# gone, so waiting is of no use; readers find their files anyway.
+PATIENCE_S, PATIENCE_AFTER_ERROR_S = 30.0, 0.5
+
+
+class Recorder:
+    """Records the loop in its `with` block; `step()` is called once after every optimizer step, on every rank.
+
+    `model` is the wrapped model, `optimizer` what holds the optimizer's state. `units` (name, reshard_after_forward),
+    `mesh` (axis, size) and `precision` are found on FSDP2 models and have to be given for other wrappers. `held` names
+    tensors that a framework keeps outside the model and optimizer (see `held_bytes`). `options` goes into the manifest
+    as it is and must be JSON.
+
+    Raises RunExistsError on every rank when any rank's folder holds a run and `overwrite` is off; RecordError when the
+    recording cannot start for another reason. Once training runs, nothing the recorder does ends it: a trace that cannot
+    be written is a warning and is told in the manifest.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model: torch.nn.Module,
+        *,
+        strategy: str,
+        options: Mapping[str, Any] | None = None,
+        optimizer: Any = None,
+        schedule: Schedule | None = None,
+        units: Sequence[Unit] | None = None,
+        mesh: Sequence[tuple[str, int]] | None = None,
+        precision: Precision | None = None,
+        micro_batches: int = 1,
+        held: Held | None = None,
+        with_stack: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.schedule = schedule or Schedule()
+        self._model, self._optimizer, self._held = model, optimizer, held
+        self._strategy, self._options, self._micro_batches = strategy, dict(options or {}), micro_batches
+        self._units = _as_modules(units) if units is not None else describe.find_units(model)
+        self._mesh, self._precision = mesh, precision
+        self._with_stack, self._overwrite = with_stack, overwrite
+        self._signals, self._times = Signals(), results.StepTimes(self.schedule)
+        self._num_done = 0
+        self._cut: str | None = None
+        self._profiler: profile | None = None
+        self._grad_order: GradOrder | None = None
+
+    @property
+    def recording(self) -> bool:
+        """Whether the step that runs now is written into a trace."""
+        return self._profiler is not None and self._is_active(self._num_done)
+
+    def __enter__(self) -> Self:
+        self._team = team.join()
+        self._meta = results.Meta(self._team, self.schedule, *describe.device_of(self._model))
+        self._meta.content["held_bytes"] = held_bytes(self._model, self._optimizer, self._held)
+        self._facts = self._describe()
+        self._everyone = self._claim()
+        self._facts["run_id"] = self._meta.content["run_id"]
+        self._write(manifest=True)
+        self._marks = self._make_marks()
+        self._grad_order = GradOrder([(describe.clean_name(n), p) for n, p in self._model.named_parameters()])
+        self._profiler = self._make_profiler()
+        self._prepare(0)
+        self._profiler.__enter__()
+        self._signals.install()
+        self._times.start()
+        return self
+
+    def step(self) -> None:
+        """Ends a step. The trace of a window is written inside the call that ends its last step."""
+        self._times.stop(self._num_done)
+        self._num_done += 1
+        if self._profiler is None:
+            return
+        self._signals.rearm()
+        with self._signals.held_back():
+            self._stop_watching_gradients()
+            self._prepare(self._num_done)
+            self._profiler.step()
+            if self._num_done == self.schedule.num_steps:
+                self._finish(None)
+        self._times.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._signals.held_back(deliver=False):
+            self._finish(self._why_cut(error))
+            if self._team.rank == 0:
+                patience_s = PATIENCE_S if error is None else PATIENCE_AFTER_ERROR_S
+                results.wait_for_metas(self.path, self._everyone, patience_s)
+                self._write(manifest=True)
+        self._signals.restore()
+
+    def _claim(self) -> list[dict[str, Any]]:
+        """Takes the folder on every rank or on none, and returns the first metas of all ranks.
+
+        Every rank looks before any rank writes: the gathering is also the barrier between both.
+        """
+        me = self._meta.content | {"run_id": uuid.uuid4().hex, "refusal": folder.claim(self.path, self._overwrite)}
+        metas = team.gather(self._team, me)
+        refused = [meta for meta in metas if meta["refusal"] is not None]
+        if refused:
+            sentence = refused[0]["refusal"]
+            raise RunExistsError(sentence) if "holds a run" in sentence else RecordError(sentence)
+        self._meta.content["run_id"] = metas[0]["run_id"]
+        return [meta | {"run_id": metas[0]["run_id"]} for meta in metas]
+
+    def _describe(self) -> dict[str, Any]:
+        entries = describe.parameters(self._model, self._units)
+        mesh = self._mesh or describe.find_mesh(self._model, self._team.world_size)
+        return {
+            "tool": f"tracekit {__version__}",
+            "strategy": self._strategy,
+            "options": self._options,
+            "mesh": [{"axis": axis, "size": size} for axis, size in mesh],
+            "world_size": self._team.world_size,
+            "backend": self._team.backend,
+            "versions": describe.versions(),
+            "precision": vars(self._precision or describe.find_precision(self._model)),
+            "micro_batches": self._micro_batches,
+            "schedule": vars(self.schedule),
+            "psi": describe.psi(entries),
+            "psi_train": describe.psi(entries, trainable=True),
+            "parameters": entries,
+            "units": [{"name": name, "reshard_after_forward": reshard} for (name, reshard), _ in self._units],
+            "grad_order": None,
+            "step_times": self._times.summary(),
+        }
+
+    def _make_marks(self) -> ForwardMarks:
+        if describe.has_fsdp2_units(self._model):
+            return ForwardMarks([])
+        modules = dict(describe.named_modules(self._model))
+        return ForwardMarks([(unit, modules[name]) for (unit, _), names in self._units for name in names if name in modules])
+
+    def _make_profiler(self) -> profile:
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        profiler = profile(
+            activities=activities,
+            schedule=lambda step: ACTIONS[self.schedule.state(step)],
+            on_trace_ready=self._export,
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=self._with_stack,
+        )
+        about = {"run_id": self._facts["run_id"], "rank": self._team.rank}
+        profiler.preset_metadata_json("tracekit", json.dumps(about))
+        return profiler
+
+    def _is_active(self, step: int) -> bool:
+        return self.schedule.state(step) in ("active", "last")
+
+    def _prepare(self, step: int) -> None:
+        """What has to be in place before the profiler enters `step`."""
+        if not self._is_active(step):
+            self._marks.turn_off()
+            return
+        self._marks.turn_on()
+        if step == self.schedule.window(0)[0]:
+            self._meta.content["held_bytes"] = held_bytes(self._model, self._optimizer, self._held)
+
+    def _stop_watching_gradients(self) -> None:
+        if self._grad_order is not None:
+            self._facts["grad_order"] = self._grad_order.stop()
+            self._grad_order = None
+
+    def _export(self, profiler: profile) -> None:
+        """Writes the trace of the window that ends now: called by the profiler, at a window's end or when it is cut."""
+        cycle = self.schedule.cycle(self._num_done if self._cut else self._num_done - 1)
+        assert cycle is not None
+        file = folder.trace_name(self._team.rank, cycle, self.schedule.repeat)
+        try:
+            folder.write_trace(self.path / file, profiler.export_chrome_trace)
+            self._meta.add_trace(cycle, file, self._cut, self._num_done - 1)
+        except OSError as error:
+            self._meta.add_trace(cycle, None, f"the trace could not be written: {error}", self._num_done - 1)
+            warnings.warn(f"{self.path / file} could not be written ({error}); training goes on", stacklevel=2)
+        self._write(manifest=False)
+
+    def _finish(self, reason: str | None) -> None:
+        """Stops recording for good: an open window is written as it is; `reason` tells why, null at the regular end."""
+        if self._profiler is None:
+            return
+        profiler, self._profiler, self._cut = self._profiler, None, reason
+        self._stop_watching_gradients()
+        self._marks.turn_off()
+        try:
+            profiler.__exit__(None, None, None)
+        except RuntimeError as error:
+            warnings.warn(f"the profiler could not be stopped on rank {self._team.rank}: {error}", stacklevel=2)
+        self._facts["step_times"] = self._times.summary()
+        self._meta.end(reason)
+        self._write(manifest=True)
+
+    def _write(self, *, manifest: bool) -> None:
+        """Writes this rank's meta, and the manifest with what is known of all ranks if this is rank 0 and asked for."""
+        try:
+            self._meta.write(self.path)
+            if manifest and self._team.rank == 0:
+                results.write_manifest(self.path, self._facts, self._everyone)
+        except OSError as error:
+            warnings.warn(f"{self.path}: the run's description could not be written ({error})", stacklevel=2)
+
+    def _why_cut(self, error: BaseException | None) -> str:
+        when = f"in step {self._num_done}"
+        if self._signals.received is not None:
+            return f"{self._signals.received} arrived {when}"
+        if error is None:
+            return f"the loop ended after {self._num_done} steps"
+        text = " ".join(str(error).split())[:200]
+        return f"{type(error).__name__}{': ' + text if text else ''} {when}"
+
+
+def _as_modules(units: Sequence[Unit]) -> list[tuple[Unit, list[str]]]:
+    """Each unit with the names of its modules; a root unit is added where none was given."""
+    with_root = list(units) if any(not name for name, _ in units) else [*units, ("", None)]
+    return [(unit, unit[0].split(", ")) for unit in with_root]
