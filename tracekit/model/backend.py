@@ -23,14 +23,17 @@ def match_spans(spans: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     for rank, cycle, call, kind, numel, start in (
         calls.sort("start_ns").select(*_RUN, "call", "kind", "in_numel", "start_ns").iter_rows()
     ):
-        waiting[rank, cycle, _FAMILY.get(kind, kind), numel].append((call, start))
+        waiting[rank, cycle, _FAMILY.get(kind, kind), numel].append((start, call))
     spans = spans.sort("start_ns")
     found: list[tuple[int | None, int | None]] = []
     for rank, cycle, name, dims, start in spans.select(*_RUN, "name", "input_dims", "start_ns").iter_rows():
         kind = names.kind_of(name)
-        queue = waiting[rank, cycle, _FAMILY.get(kind or "", kind), first_numel(dims) if dims else 0]
-        found.append(queue.popleft() if queue and queue[0][1] <= start else (None, None))
+        family = _FAMILY.get(kind or "", kind)
+        # Operators of older torch have no shapes: a call of unknown size may be any span's.
+        queues = [waiting[rank, cycle, family, n] for n in (first_numel(dims) if dims else 0, None)]
+        fitting = [q for q in queues if q and q[0][0] <= start]
+        found.append(min(fitting, key=lambda q: q[0]).popleft() if fitting else (None, None))
     return spans.with_columns(
-        pl.Series("call", [call for call, _ in found], dtype=pl.Int64),
-        pl.Series("launched_ns", [start for _, start in found], dtype=pl.Int64),
+        pl.Series("launched_ns", [launched for launched, _ in found], dtype=pl.Int64),
+        pl.Series("call", [call for _, call in found], dtype=pl.Int64),
     )

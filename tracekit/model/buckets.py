@@ -11,11 +11,13 @@ import polars as pl
 
 from tracekit.read.manifest import Manifest
 
+ROOT = "(root)"  # the root unit's name is empty; inside a span it needs one
+
 _GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
-    """Return the collectives with the layer spans ("layers.2..layers.3") of gradient buckets filled in."""
+    """Return the collectives with layer span ("layers.2..layers.3") and phase of gradient buckets filled in."""
     if manifest is None or not manifest.grad_order:
         return collectives
     sizes = {p.name: (p.numel, p.layer) for p in manifest.parameters}
@@ -27,12 +29,20 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
         found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
     if not found:
         return collectives
-    spans = pl.DataFrame({"row": list(found), "span": list(found.values())}, schema={"row": pl.UInt32, "span": pl.String})
-    return collectives.join(spans, on="row", how="left").with_columns(pl.coalesce("span", "layer").alias("layer")).drop("span")
+    spans = pl.DataFrame(
+        {"row": list(found), "span": list(found.values())}, schema={"row": pl.UInt32, "span": pl.String}
+    )
+    # The last bucket is flushed after the last backward operator and still carries gradients of the backward.
+    phase = pl.when(pl.col("span").is_not_null()).then(pl.lit("backward")).otherwise("phase")
+    return (
+        collectives.join(spans, on="row", how="left")
+        .with_columns(pl.coalesce("span", "layer").alias("layer"), phase.alias("phase"))
+        .drop("span")
+    )
 
 
 def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]]) -> list[str] | None:
-    """Return the layer span of each bucket, or null unless the buckets of a step are whole passes over the gradients."""
+    """Return the layer span of each bucket, or null unless they are whole passes over the gradients."""
     spans: list[str] = []
     position = 0
     for bucket in buckets:
@@ -51,4 +61,6 @@ def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]]) -> list[
 
 
 def _span(layers: list[str]) -> str:
-    return layers[0] if len(layers) == 1 else f"{layers[0]}..{layers[-1]}"
+    if len(layers) == 1:
+        return layers[0]
+    return f"{layers[0] or ROOT}..{layers[-1] or ROOT}"

@@ -147,6 +147,6 @@ def _numel(shape: Any) -> int | None:
 
 
 def _dtype(row: dict[str, Any]) -> str | None:
-    """dtype of the first tensor in a row's input types."""
+    """Dtype of the first tensor in a row's input types."""
     types = _load(row["input_type"] or "[]")
     return names.dtype_of(types[0]) if types and isinstance(types[0], str) else None

@@ -12,9 +12,10 @@ from tracekit.model.layers import Attribution
 from tracekit.model.steps import step_at
 from tracekit.read.manifest import Manifest
 
-# One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is what
-# was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). Sizes in elements and bytes of one
-# rank: see `payload_bytes` and `wire_bytes` in the README. `kind_from`, `bytes_from`: args, op, shapes, annotation, name.
+# One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is
+# what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_bytes`: the full
+# tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring sends, passes x payload x
+# (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name.
 # `wait_ns` and `transfer_ns` need all ranks and are filled by the skew analysis.
 COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
@@ -56,6 +57,7 @@ def collectives(
     work: pl.DataFrame,
     steps: pl.DataFrame,
     attribution: Attribution,
+    *,
     manifest: Manifest | None = None,
 ) -> pl.DataFrame:
     """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once."""
@@ -70,8 +72,20 @@ def collectives(
 
 def _executions(events: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row."""
-    own = ["collective", "in_numel", "out_numel", "group", "group_size", "dtype", "seq", "input_dims", "input_type"]
-    comm = work.filter(pl.col("class") == "comm").join(events.select(*_RUN, "index", *own), on=[*_RUN, "index"], how="left")
+    own = [
+        "collective",
+        "in_numel",
+        "out_numel",
+        "group",
+        "group_size",
+        "dtype",
+        "seq",
+        "input_dims",
+        "input_type",
+    ]
+    comm = work.filter(pl.col("class") == "comm").join(
+        events.select(*_RUN, "index", *own), on=[*_RUN, "index"], how="left"
+    )
     alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
     return (
         comm.sort("start_ns")
@@ -92,9 +106,8 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     rows = called.join(ran, on=[*_RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
     by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
     by_name = pl.col("name").map_elements(names.kind_of, return_dtype=pl.String)
-    span_numel = pl.when(pl.col("name").str.contains(names.BACKEND_SPAN)).then(
-        pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64)
-    )
+    is_span = pl.col("name").str.contains(names.BACKEND_SPAN)
+    span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
     span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(names.dtype_of, return_dtype=pl.String)
     own_dtype = pl.col("dtype_ran").map_elements(names.dtype_of, return_dtype=pl.String)
     own_size = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
@@ -103,7 +116,7 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         pl.when(by_arg.is_not_null()).then(pl.lit("args")).otherwise(
             pl.coalesce("kind_from", pl.when(by_name.is_not_null()).then(pl.lit("name")))
         ).alias("kind_from"),
-        pl.when(pl.col("name").str.contains(names.BACKEND_SPAN)).then(by_name).otherwise(pl.coalesce(by_arg, "kind", by_name)).alias("backend_kind"),
+        pl.when(is_span).then(by_name).otherwise(pl.coalesce(by_arg, "kind", by_name)).alias("backend_kind"),
         pl.when(own_size).then("in_numel_ran").otherwise(pl.coalesce("in_numel", span_numel)).alias("in_numel"),
         pl.when(own_size).then("out_numel_ran").otherwise("out_numel").alias("out_numel"),
         pl.when(own_size).then(pl.lit("args")).otherwise(
@@ -160,11 +173,17 @@ def _with_overlap(rows: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     parts: list[pl.DataFrame] = []
     for key, group in rows.partition_by(*_RUN, "device", as_dict=True, maintain_order=True).items():
         beside = compute.get(key)
-        busy = intervals.union(beside["start_ns"], beside["start_ns"] + beside["dur_ns"]) if beside is not None else intervals.EMPTY
+        busy = (
+            intervals.union(beside["start_ns"], beside["start_ns"] + beside["dur_ns"])
+            if beside is not None
+            else intervals.EMPTY
+        )
         ran = group.filter(pl.col("dur_ns").is_not_null())
         hidden = intervals.covered(ran["start_ns"], ran["start_ns"] + ran["dur_ns"], busy)
         parts.append(ran.with_columns(pl.Series("overlapped_ns", hidden, dtype=pl.Int64)))
-        parts.append(group.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns")))
+        parts.append(
+            group.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))
+        )
     if not parts:
         parts = [rows.with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))]
     return pl.concat(parts).with_columns((pl.col("dur_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))

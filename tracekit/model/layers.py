@@ -77,9 +77,15 @@ def _fsdp_ranges(events: pl.DataFrame) -> pl.DataFrame:
     )
     backward = pl.col("mark").str.contains("backward")
     own = marks.with_columns(
-        pl.when(backward).then(pl.lit("backward")).when(pl.col("mark").is_in(_FSDP_FORWARD)).then(pl.lit("forward")).alias("phase"),
+        pl.when(backward)
+        .then(pl.lit("backward"))
+        .when(pl.col("mark").is_in(_FSDP_FORWARD))
+        .then(pl.lit("forward"))
+        .alias("phase"),
         # A cast or the root's bookkeeping names no unit: its empty name does not mean the root unit.
-        pl.when(~pl.col("mark").is_in(["cast_forward_inputs", "root_post_backward_callback"])).then("layer").alias("layer"),
+        pl.when(~pl.col("mark").is_in(["cast_forward_inputs", "root_post_backward_callback"]))
+        .then("layer")
+        .alias("layer"),
     )
     stretches = [
         _between(marks, "pre_forward", ["post_forward"], "forward"),
@@ -92,7 +98,11 @@ def _between(marks: pl.DataFrame, first: str, last: list[str], phase: str) -> pl
     """Ranges of a unit from each `first` mark to the end of the latest `last` mark before its next `first`."""
     unit = [*_RUN, "layer"]
     starts = marks.filter(pl.col("mark") == first).select(*unit, "start_ns").sort("start_ns").with_row_index("opened")
-    ends = marks.filter(pl.col("mark").is_in(last)).select(*unit, "start_ns", pl.col("end_ns").alias("end_ns")).sort("start_ns")
+    ends = (
+        marks.filter(pl.col("mark").is_in(last))
+        .select(*unit, "start_ns", pl.col("end_ns").alias("end_ns"))
+        .sort("start_ns")
+    )
     return _ranges(
         ends.join_asof(starts, on="start_ns", by=unit, strategy="backward", coalesce=False, check_sortedness=False)
         .drop_nulls("opened")
@@ -107,7 +117,12 @@ def _recorder_ranges(events: pl.DataFrame) -> pl.DataFrame:
     marks = _spans(events.filter(pl.col("cat") == "user_annotation", pl.col("name").str.starts_with("tracekit::")))
     layer = pl.col("name").str.extract(names.RECORDER_FORWARD, 1)
     phase = pl.col("name").str.extract(names.RECORDER_PHASE, 1)
-    return _ranges(marks.with_columns(layer.alias("layer"), pl.coalesce(phase, pl.when(layer.is_not_null()).then(pl.lit("forward"))).alias("phase")))
+    return _ranges(
+        marks.with_columns(
+            layer.alias("layer"),
+            pl.coalesce(phase, pl.when(layer.is_not_null()).then(pl.lit("forward"))).alias("phase"),
+        )
+    )
 
 
 def _backward_ops(events: pl.DataFrame) -> pl.DataFrame:
@@ -138,11 +153,22 @@ def _autograd_phases(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     optimizer = pl.col("name").str.contains(names.OPTIMIZER_STEP) & pl.col("cat").eq("user_annotation")
     marks = (
         events.with_columns(
-            pl.when(forward).then(pl.lit("forward")).when(backward).then(pl.lit("backward")).when(optimizer).then(pl.lit("optimizer")).alias("phase")
+            pl.when(forward)
+            .then(pl.lit("forward"))
+            .when(backward)
+            .then(pl.lit("backward"))
+            .when(optimizer)
+            .then(pl.lit("optimizer"))
+            .alias("phase")
         )
         .filter(pl.col("phase").is_not_null())
         .join(told, on=_RUN, how="anti")
-        .select(*_RUN, pl.col("ts_ns").alias("start_ns"), (pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)).alias("mark_end_ns"), "phase")
+        .select(
+            *_RUN,
+            pl.col("ts_ns").alias("start_ns"),
+            (pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)).alias("mark_end_ns"),
+            "phase",
+        )
     )
     window = steps.select(*_RUN, "step", pl.col("start_ns").alias("step_start"), pl.col("end_ns").alias("step_end"))
     runs = (
@@ -178,7 +204,9 @@ def _segments(ranges: pl.DataFrame, value: str) -> pl.DataFrame:
     """Cut the time of each rank into stretches with one answer: the value of the range that started last."""
     rows: list[tuple[int, int, int, str | None]] = []
     for (rank, cycle), group in ranges.group_by(_RUN, maintain_order=True):
-        spans = group.sort("start_ns", "end_ns", descending=[False, True]).select("start_ns", "end_ns", value).iter_rows()
+        spans = (
+            group.sort("start_ns", "end_ns", descending=[False, True]).select("start_ns", "end_ns", value).iter_rows()
+        )
         rows.extend((rank, cycle, start, answer) for start, answer in _innermost(spans))
     return pl.DataFrame(rows, schema=_SEGMENTS_SCHEMA, orient="row").sort("from_ns")
 

@@ -1,4 +1,4 @@
-"""Memory over time, from the profiler's ``[memory]`` events, with what each allocation was for where its place tells."""
+"""Memory over time, from the profiler's ``[memory]`` events, with what each allocation was for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import polars as pl
 from tracekit.model import names
 from tracekit.model.layers import Attribution
 
-# One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after it
-# (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the process.
-# `category`: what the memory was allocated for, judged by where; a free has the category of its allocation.
+# One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after
+# it (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the
+# process. `category`: what it was allocated for, judged by where; a free has the category of its allocation.
 MEMORY_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -40,7 +40,10 @@ def memory(events: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
 
 def _with_category(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Judge allocations by the annotation or phase around them; give each free the category of its allocation."""
-    judged = pl.coalesce(_by_annotation(rows, events), pl.col("phase").replace_strict(_BY_PHASE, default="other", return_dtype=pl.String))
+    judged = pl.coalesce(
+        _by_annotation(rows, events),
+        pl.col("phase").replace_strict(_BY_PHASE, default="other", return_dtype=pl.String),
+    )
     block = [*_RUN, "device", "address"]
     return (
         rows.with_columns(pl.when(pl.col("delta_bytes") > 0).then(judged).alias("category"))
@@ -57,7 +60,10 @@ def _by_annotation(rows: pl.DataFrame, events: pl.DataFrame) -> pl.Series:
             *_RUN,
             pl.col("ts_ns").alias("mark_ns"),
             (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns"),
-            pl.when(pl.col("name").str.contains("all_gather")).then(pl.lit("unsharded parameters")).otherwise(pl.lit("gradient buffers")).alias("mark"),
+            pl.when(pl.col("name").str.contains("all_gather"))
+            .then(pl.lit("unsharded parameters"))
+            .otherwise(pl.lit("gradient buffers"))
+            .alias("mark"),
         )
         .sort("mark_ns")
     )

@@ -60,8 +60,11 @@ _KINDS = (
     ("scatter", "other"),
     ("coalesced", "other"),
 )
-_SPELLING_PREFIX = re.compile(r"^(?:void )?(?:c10d::|_c10d_functional::|nccl:|gloo:|mpi:|ucc:|xccl:|nccl(?:Symk)?(?:Dev)?Kernel_?|"
-                              r"rccl|oneccl_|hccl_?)", re.IGNORECASE)  # fmt: skip
+_TELLING = 8  # the first so many words name a collective wherever they stand in a name
+_SPELLING_PREFIX = re.compile(
+    r"^(?:void )?(?:c10d::|_c10d_functional::|(?:nccl|gloo|mpi|ucc|xccl):|nccl(?:Symk)?(?:Dev)?Kernel_?|rccl|oneccl_|hccl_?)",
+    re.IGNORECASE,
+)
 
 
 def kind_of(spelling: str | None) -> str | None:
@@ -69,7 +72,9 @@ def kind_of(spelling: str | None) -> str | None:
     if not spelling:
         return None
     bare = re.sub(r"[^a-z]", "", _SPELLING_PREFIX.sub("", spelling).lower())
-    return next((kind for prefix, kind in _KINDS if bare.startswith(prefix)), None)
+    exact = next((kind for prefix, kind in _KINDS if bare.startswith(prefix)), None)
+    # Custom kernels bury the word in a C++ signature: "void vllm::cross_device_reduce_2stage<...>".
+    return exact or next((kind for word, kind in _KINDS[:_TELLING] if word in bare), None)
 
 
 # -- dtypes --------------------------------------------------------------------------------------------------------

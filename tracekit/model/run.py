@@ -57,7 +57,7 @@ class Run:
     def collectives(self) -> pl.DataFrame:
         """What was communicated: COLLECTIVES_SCHEMA."""
         return collectives.collectives(
-            self.events, self._calls, self.work, self.steps, self._attribution, self.manifest
+            self.events, self._calls, self.work, self.steps, self._attribution, manifest=self.manifest
         )
 
     @cached_property
@@ -92,6 +92,8 @@ def _name(paths: list[Path]) -> str:
 def _ranks(files: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFrame:
     """One row a file: file, rank, rank_from, cycle, host, num_events, first_step, last_step, complete."""
     seen = steps_table.group_by("rank", "cycle").agg(
-        pl.col("step").min().alias("first_step"), pl.col("step").max().alias("last_step"), pl.col("complete").all()
+        pl.col("step").min().alias("first_step"),
+        pl.col("step").max().alias("last_step"),
+        pl.col("complete").all(),
     )
     return files.join(seen, on=["rank", "cycle"], how="left", maintain_order="left")

@@ -40,13 +40,17 @@ def _marks(events: pl.DataFrame) -> pl.DataFrame:
     """One row a mark; a step ends where the next one on its thread begins, the last where its own mark ends."""
     on_cpu = pl.col("cat").str.to_lowercase() != "gpu_user_annotation"
     number = pl.col("name").str.extract(names.STEP_MARK, 1).cast(pl.Int64)
-    marks = events.filter(pl.col("ph") == "X", on_cpu, pl.col("name").str.contains(names.STEP_MARK), pl.col("dur_ns") >= 0)
+    marks = events.filter(
+        pl.col("ph") == "X", on_cpu, pl.col("name").str.contains(names.STEP_MARK), pl.col("dur_ns") >= 0
+    )
     thread = ["rank", "cycle", "pid", "tid"]
     return (
         marks.select(*thread, number.alias("step"), pl.col("ts_ns").alias("start_ns"), "dur_ns")
         .sort(*thread, "start_ns")
         .with_columns(
-            pl.coalesce(pl.col("start_ns").shift(-1).over(thread), pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"),
+            pl.coalesce(pl.col("start_ns").shift(-1).over(thread), pl.col("start_ns") + pl.col("dur_ns")).alias(
+                "end_ns"
+            ),
             pl.lit(value=True).alias("complete"),
             pl.lit(None, pl.String).alias("reason"),
         )
@@ -78,7 +82,7 @@ def _mark_cut(table: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
 
 
 def step_at(table: pl.DataFrame, steps_table: pl.DataFrame, time: str) -> pl.DataFrame:
-    """Return `table` with a `step` column: the step of its rank and cycle whose window holds the time in column `time`."""
+    """Return `table` with a `step` column: the step whose window, on its rank, holds the time in column `time`."""
     windows = steps_table.select("rank", "cycle", "step", "start_ns", "end_ns").sort("start_ns")
     order = "__order"
     joined = (

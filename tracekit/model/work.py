@@ -10,8 +10,8 @@ from tracekit.model.layers import Attribution
 from tracekit.model.steps import step_at
 
 # One row a piece of work, in time order. `device`: "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one
-# lane is serial. `launched_ns`: when the CPU issued it (null: not seen). `linked_by`: how its step, layer and phase were
-# found: correlation, external id, order (a CPU backend's spans), time. `call`: the collective call that issued it, where known.
+# lane is serial. `launched_ns`: when the CPU issued it (null: not seen). `linked_by`: how its step, layer and phase
+# were found: correlation, external id, order (a CPU backend's spans), time. `call`: the collective call that issued it.
 WORK_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -37,7 +37,10 @@ def work(events: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame, attribu
     device = _device_rows(events, calls)
     # A trace without device rows is a CPU run: there the operators are the work.
     on_gpu = device.select(_RUN).unique()
-    rows = pl.concat([device, _backend_spans(events, calls), _cpu_operators(events.join(on_gpu, on=_RUN, how="anti"))], how="diagonal")
+    rows = pl.concat(
+        [device, _backend_spans(events, calls), _cpu_operators(events.join(on_gpu, on=_RUN, how="anti"))],
+        how="diagonal",
+    )
     rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
     located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")
     return located.select(list(WORK_SCHEMA)).cast(WORK_SCHEMA).sort("rank", "cycle", "start_ns", "index")  # type: ignore[arg-type]
@@ -90,7 +93,12 @@ def _link_launches(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     # Until torch 2.0 a kernel's external id repeats its correlation and says nothing about the operator.
     ops = (
         events.filter(_category().is_in(names.CPU_OPS), pl.col("ph") == "X", pl.col("external_id") > 0)
-        .select(*_RUN, pl.col("external_id").alias("op_id"), pl.col("ts_ns").alias("op_ns"), pl.col("tid").alias("op_tid"))
+        .select(
+            *_RUN,
+            pl.col("external_id").alias("op_id"),
+            pl.col("ts_ns").alias("op_ns"),
+            pl.col("tid").alias("op_tid"),
+        )
         .unique([*_RUN, "op_id"], keep="first", maintain_order=True)
     )
     own_id = pl.when(pl.col("external_id") != pl.col("correlation").fill_null(-1)).then("external_id")
@@ -116,7 +124,13 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         .drop_nulls("op_id")
         .unique([*_RUN, "op_id"], keep="first", maintain_order=True)
     )
-    around = calls.select(*_RUN, pl.col("tid").alias("launched_tid"), "call", pl.col("start_ns").alias("call_ns"), pl.col("end_ns").alias("call_end_ns"))
+    around = calls.select(
+        *_RUN,
+        pl.col("tid").alias("launched_tid"),
+        "call",
+        pl.col("start_ns").alias("call_ns"),
+        pl.col("end_ns").alias("call_end_ns"),
+    )
     order = "__order"
     return (
         rows.join(by_id, on=[*_RUN, "op_id"], how="left", maintain_order="left")
@@ -133,7 +147,9 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         .sort(order)
         .drop(order)
         .with_columns(
-            pl.coalesce("call_by_id", pl.when(pl.col("launched_ns") < pl.col("call_end_ns")).then("call")).alias("call"),
+            pl.coalesce("call_by_id", pl.when(pl.col("launched_ns") < pl.col("call_end_ns")).then("call")).alias(
+                "call"
+            ),
             # Only a kernel can be the collective by its id; a copy issued inside a call may be its own bookkeeping.
             (pl.col("call_by_id").is_not_null() & _category().is_in(names.KERNELS)).alias("linked_by_args"),
         )
@@ -160,7 +176,9 @@ def _cpu_operators(events: pl.DataFrame) -> pl.DataFrame:
     is_call = pl.col("name").str.contains(r"c10d|^record_param_comms|wait")
     kind = pl.when(is_call).then(pl.lit("other")).otherwise(pl.lit("compute"))
     unlaunched = [pl.lit(None, pl.Int64).alias(c) for c in ("launched_ns", "call")]
-    return _on_cpu(leaves.rename({"ts_ns": "start_ns"}), kind).with_columns(*unlaunched, pl.lit("time").alias("linked_by"))
+    return _on_cpu(leaves.rename({"ts_ns": "start_ns"}), kind).with_columns(
+        *unlaunched, pl.lit("time").alias("linked_by")
+    )
 
 
 def _on_cpu(rows: pl.DataFrame, kind: pl.Expr) -> pl.DataFrame:

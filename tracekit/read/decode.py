@@ -12,7 +12,6 @@ import polars as pl
 from tracekit.errors import InputError
 from tracekit.read import clock
 
-
 _ABSENT = msgspec.Raw()
 
 
@@ -75,16 +74,19 @@ class Distributed(msgspec.Struct):
     world_size: Any = None
 
 
-class Document(msgspec.Struct, rename={"events": "traceEvents", "base_ns": "baseTimeNanoseconds"}):
+_DOCUMENT_NAMES = {"events": "traceEvents", "base_ns": "baseTimeNanoseconds", "distributed": "distributedInfo"}
+
+
+class Document(msgspec.Struct, rename=_DOCUMENT_NAMES):
     """A Kineto file: its events and the few facts around them."""
 
     events: list[Event]
     base_ns: int | None = None
-    distributedInfo: Distributed | None = None
+    distributed: Distributed | None = None
     host_name: Any = None
 
 
-class ExactDocument(Document, rename={"events": "traceEvents", "base_ns": "baseTimeNanoseconds"}):
+class ExactDocument(Document, rename=_DOCUMENT_NAMES):
     """A :class:`Document` of :class:`ExactEvent`."""
 
     events: list[ExactEvent]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -156,7 +158,7 @@ def decode(data: bytes, path: Path) -> Decoded:
     document = _parse(data, path)
     _require_kineto(document, path)
     kept = [(i, e) for i, e in enumerate(document.events) if e.ph in _KEPT_PHASES]
-    info = document.distributedInfo or Distributed()
+    info = document.distributed or Distributed()
     return Decoded(
         _frame([i for i, _ in kept], [e for _, e in kept], document.base_ns or 0),
         info.rank if isinstance(info.rank, int) else None,

@@ -52,7 +52,11 @@ def assign_ranks(told: Sequence[int | None], in_names: Sequence[int | None]) -> 
         return [Ranked(r, "distributedInfo") for r in told if r is not None]
     merged = [t if t is not None else n for t, n in zip(told, in_names, strict=True)]
     if None not in merged:
-        return [Ranked(m, "distributedInfo" if t is not None else "file name") for m, t in zip(merged, told, strict=True) if m is not None]
+        return [
+            Ranked(m, "distributedInfo" if t is not None else "file name")
+            for m, t in zip(merged, told, strict=True)
+            if m is not None
+        ]
     return [Ranked(i, "order") for i in range(len(told))]
 
 
@@ -61,7 +65,9 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise InputError(f"{path}: no such file or folder; give a trace file or a run folder")
-    files = [f for f in path.rglob("*") if _TRACE_NAME.search(f.name) and not _NOT_TRACES.search(f.name) and f.is_file()]
+    files = [
+        f for f in path.rglob("*") if _TRACE_NAME.search(f.name) and not _NOT_TRACES.search(f.name) and f.is_file()
+    ]
     if not files:
         raise InputError(f"{path}: no trace in this folder (looked for *.json and *.json.gz); give a run folder")
     return files

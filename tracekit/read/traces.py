@@ -82,7 +82,7 @@ def _refuse_duplicates(sources: list[Source], ranks: list[int]) -> None:
     for source, rank in zip(sources, ranks, strict=True):
         if rank in seen:
             raise InputError(
-                f"{source.path}: rank {rank} is also in {seen[rank]}; are these two runs? Open one run folder at a time"
+                f"{source.path}: rank {rank} is also in {seen[rank]}; these look like two runs, open one at a time"
             )
         seen[rank] = source.path
 

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from kineto import GLOO, kernel, mark, span, step, write
+
+import tracekit
+from tracekit.model.buckets import _bucket_spans
+from tracekit.model.calls import op_sizes
+
+
+def collectives(tmp_path: Path, events: list[dict[str, Any]]) -> pl.DataFrame:
+    return tracekit.open(write(tmp_path / "r.json", [step(1, 0, 1000), *events])).collectives
+
+
+def nccl(name: str, numel: int | None, dtype: str | None, **more: Any) -> dict[str, Any]:
+    args = {
+        "Collective name": name,
+        "In msg nelems": numel,
+        "Out msg nelems": numel,
+        "dtype": dtype,
+        "Group size": 4,
+    } | more
+    return {k: v for k, v in args.items() if v is not None}
+
+
+@pytest.mark.parametrize(
+    ("args", "payload", "passes", "wire"),
+    [
+        (
+            {
+                "Collective name": "_allgather_base",
+                "In msg nelems": 250,
+                "Out msg nelems": 1000,
+                "dtype": "Float",
+            },
+            4000,
+            1,
+            3000,
+        ),
+        (
+            {
+                "Collective name": "_reduce_scatter_base",
+                "In msg nelems": 1000,
+                "Out msg nelems": 250,
+                "dtype": "Float",
+            },
+            4000,
+            1,
+            3000,
+        ),
+        (
+            {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"},
+            4000,
+            2,
+            6000,
+        ),
+        (
+            {
+                "Collective name": "allreduce",
+                "In msg nelems": 1000,
+                "Out msg nelems": 1000,
+                "dtype": "Mystery",
+            },
+            None,
+            2,
+            None,
+        ),
+        (
+            {"Collective name": "broadcast", "In msg nelems": 3, "Out msg nelems": 3, "dtype": "Long"},
+            24,
+            1,
+            18,
+        ),
+    ],
+)
+def test_payload_passes_and_wire(tmp_path: Path, args: dict[str, Any], payload: int, passes: int, wire: int) -> None:
+    row = kernel("ncclDevKernel_Generic", 10, 5, stream=20, correlation=1, args={**args, "Group size": 4})
+    table = collectives(tmp_path, row)
+    assert table.select("payload_bytes", "passes", "wire_bytes").rows() == [(payload, passes, wire)]
+
+
+def test_three_nested_rows_and_a_kernel_are_one_collective(tmp_path: Path) -> None:
+    events = [
+        span("c10d::allreduce_", 100, 50, Input_Dims=[[], [], [], []], Input_type=["TensorList"]),
+        span("record_param_comms", 105, 40, Input_Dims=[[], []], Input_type=["TensorList"]),
+        mark("nccl:all_reduce", 110, 30) | {"args": {"Input Dims": [[394241]], "Input type": ["float"]}},
+        *kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 160, 30, stream=20, correlation=1, launch=120),
+    ]
+    table = collectives(tmp_path, events)
+    assert table.select("kind", "payload_bytes", "bytes_from", "issued_ns", "start_ns", "dur_ns").rows() == [
+        ("all_reduce", 1576964, "annotation", 120_000, 160_000, 30_000)
+    ]
+
+
+def test_waits_are_no_collectives(tmp_path: Path) -> None:
+    wait = span(
+        "record_param_comms",
+        10,
+        5,
+        Collective_name="wait",
+        dtype="Byte",
+        In_msg_nelems=0,
+        Out_msg_nelems=0,
+        Group_size=1,
+    )
+    assert collectives(tmp_path, [wait]).height == 0
+
+
+def test_a_call_without_work_has_no_times(tmp_path: Path) -> None:
+    table = collectives(
+        tmp_path, [span("c10d::allreduce_", 10, 5, Input_Dims=[[[7]], [], []], Input_type=["TensorList"])]
+    )
+    assert table.select("kind", "in_numel", "payload_bytes", "start_ns", "dur_ns", "exposed_ns").rows() == [
+        ("all_reduce", 7, None, None, None, None)
+    ]
+
+
+def gloo(name: str, ts: float, dur: float, numel: int, dtype: str = "float") -> dict[str, Any]:
+    return mark(f"gloo:{name}", ts, dur, tid=GLOO) | {"args": {"Input Dims": [[numel]], "Input type": [dtype]}}
+
+
+def test_gloo_runs_a_reduce_scatter_as_all_reduce_and_both_are_told(tmp_path: Path) -> None:
+    call = span("c10d::_reduce_scatter_base_", 10, 5, Input_Dims=[[50], [100], [], []], Input_type=["float", "float"])
+    compute = span("aten::mm", 20, 10)
+    table = collectives(tmp_path, [call, compute, gloo("all_reduce", 22, 20, 100)])
+    assert table.select(
+        "kind", "backend_kind", "passes", "payload_bytes", "group_size", "overlapped_ns", "exposed_ns"
+    ).rows() == [("reduce_scatter", "all_reduce", 1, 400, 2, 8_000, 12_000)]
+
+
+def test_gloo_spans_find_their_calls_by_kind_size_and_order(tmp_path: Path) -> None:
+    sizes = [100, 60, 100]
+    calls = [span("c10d::allreduce_", 10 * (i + 1), 2, Input_Dims=[[[n]], []]) for i, n in enumerate(sizes)]
+    spans = [gloo("all_reduce", 50, 10, 60), gloo("all_reduce", 61, 10, 100), gloo("all_reduce", 72, 10, 100)]
+    table = collectives(tmp_path, [*calls, *spans]).sort("issued_ns")
+    assert table.select("issued_ns", "start_ns", "in_numel").rows() == [
+        (10_000, 61_000, 100),
+        (20_000, 50_000, 60),
+        (30_000, 72_000, 100),
+    ]
+
+
+def test_a_gloo_span_from_before_the_window_belongs_to_no_call(tmp_path: Path) -> None:
+    call = span("c10d::allreduce_", 30, 2, Input_Dims=[[[100]], []])
+    table = collectives(tmp_path, [gloo("all_reduce", 5, 10, 100), call, gloo("all_reduce", 40, 10, 100)])
+    assert table.select("issued_ns", "start_ns", "kind").rows() == [
+        (None, 5_000, "all_reduce"),
+        (30_000, 40_000, "all_reduce"),
+    ]
+
+
+def test_gloo_spans_of_calls_without_shapes_match_by_order(tmp_path: Path) -> None:
+    table = collectives(tmp_path, [span("c10d::allreduce_", 10, 2), gloo("all_reduce", 20, 10, 321)])
+    assert table.select("issued_ns", "in_numel", "dtype", "payload_bytes").rows() == [(10_000, 321, "float32", 1284)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "sizes"),
+    [
+        ("all_gather", "[[512],[256],[],[]]", (256, 512)),
+        ("reduce_scatter", "[[8192,384],[65536,384],[]]", (25165824, 3145728)),
+        ("all_reduce", "[[[256000]],[],[]]", (256000, 256000)),
+        ("all_reduce", "[[[3,4],[5]],[]]", (17, 17)),
+        ("all_reduce", "[[[]],[]]", (1, 1)),
+        ("all_reduce", "[[],[]]", (None, None)),
+        ("all_gather", "[[[4],[4]],[[2],[2]]]", (4, 8)),
+        ("all_to_all", "[[6144],[6144]]", (6144, 6144)),
+        ("broadcast", "[]", (None, None)),
+        ("broadcast", "not json", (None, None)),
+        ("broadcast", '{"a": 1}', (None, None)),
+    ],
+)
+def test_sizes_from_operator_shapes(kind: str, dims: str, sizes: tuple[int | None, int | None]) -> None:
+    assert op_sizes(kind, dims) == sizes
+
+
+@pytest.mark.parametrize(
+    ("buckets", "spans"),
+    [
+        ([5, 7], ["layers.1", "layers.0"]),
+        ([8, 4], ["layers.1..layers.0", "layers.0"]),
+        ([12], ["layers.1..layers.0"]),
+        ([12, 12], ["layers.1..layers.0", "layers.1..layers.0"]),
+        ([6, 6], None),
+        ([5], None),
+        ([], []),
+    ],
+)
+def test_buckets_are_read_only_where_the_sums_meet(buckets: list[int], spans: list[str] | None) -> None:
+    gradients = [(2, "layers.1"), (3, "layers.1"), (3, "layers.0"), (4, "layers.0")]
+    assert _bucket_spans(buckets, gradients) == spans

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from kineto import COMMON, document, span, write
+
+import tracekit
+from tracekit.errors import InputError
+from tracekit.read.sources import find_sources
+
+
+@pytest.mark.parametrize("name", ["r0.json", "r0.json.gz", "r0.pt.trace.json.gz"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_content_decides_not_the_suffix(tmp_path: Path, name: str, packed: bool) -> None:
+    data = json.dumps(document(COMMON)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if packed else data)
+    assert tracekit.open(tmp_path / name).events.height == len(COMMON)
+
+
+def test_a_list_at_the_top_is_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "rank3.json").write_text(json.dumps(COMMON))
+    run = tracekit.open(tmp_path)
+    assert run.ranks.select("rank", "rank_from", "num_events").rows() == [(3, "file name", len(COMMON))]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "the file is empty"),
+        (b"  \n", "the file is empty"),
+        (b"{}", "not a Kineto trace"),
+        (b'{"traceEvents": []}', "holds no events"),
+        (b"[]", "holds no events"),
+        (
+            b'[{"ph":"B","name":"a","ts":1,"pid":1,"tid":1},{"ph":"E","ts":2,"pid":1,"tid":1}]',
+            "none is a complete",
+        ),
+        (b'{"traceEvents": [{"ph": "X", "na', "not valid JSON"),
+        (b"\x1f\x8b\x08\x00garbage", "gzip"),
+        (b"hello", "not valid JSON"),
+        (b'{"traceEvents": {"a": 1}}', "not a Kineto trace"),
+    ],
+)
+def test_unusable_files_get_one_sentence_with_their_name(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=sentence) as caught:
+        tracekit.open(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_path_and_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        tracekit.open(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="no trace in this folder"):
+        tracekit.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["rank1.json.gz", "rank0.json.gz"], [(0, 0), (0, 1)]),
+        (["cycle0/rank0.json.gz", "cycle1/rank0.json.gz"], [(0, 0), (1, 0)]),
+        (["iteration_20/rank1_trace.json.gz", "iteration_10/rank0_trace.json"], [(10, 0), (20, 1)]),
+        (["worker7_step_12.169.pt.trace.json.gz"], [(0, 7)]),
+        (["sampled_rank-1.json.gz", "host_r2.json"], [(0, 1), (0, 2)]),
+        (["trace.json"], [(0, None)]),
+    ],
+)
+def test_layouts(tmp_path: Path, files: list[str], found: list[tuple[int, int | None]]) -> None:
+    for name in files:
+        write(tmp_path / name, COMMON)
+    for name in ("manifest.json", "rank0.meta.json", "report.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    assert [(s.cycle, s.rank_in_name) for s in find_sources([tmp_path])] == found
+
+
+def test_rank_comes_from_the_trace_then_the_name_then_the_order(tmp_path: Path) -> None:
+    write(tmp_path / "told" / "rank5.json", COMMON, rank=1)
+    write(tmp_path / "named" / "rank5.json", COMMON, rank=None)
+    write(tmp_path / "neither" / "a.json", COMMON, rank=None)
+    write(tmp_path / "neither" / "b.json", COMMON, rank=None)
+    ranks = {
+        f: tracekit.open(tmp_path / f).ranks.select("rank", "rank_from").rows() for f in ("told", "named", "neither")
+    }
+    assert ranks == {
+        "told": [(1, "distributedInfo")],
+        "named": [(5, "file name")],
+        "neither": [(0, "order"), (1, "order")],
+    }
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", COMMON, rank=0)
+    write(tmp_path / "b.json", COMMON, rank=0)
+    with pytest.raises(InputError, match="rank 0 is also in"):
+        tracekit.open(tmp_path)
+
+
+def test_the_newest_cycle_with_all_its_ranks_is_read(tmp_path: Path) -> None:
+    for name in (
+        "iteration_10/rank0_trace.json",
+        "iteration_10/rank1_trace.json",
+        "iteration_20/rank0_trace.json",
+    ):
+        write(tmp_path / name, COMMON, rank=int(name[-12]))
+    assert tracekit.open(tmp_path).ranks.select("cycle", "rank").rows() == [(10, 0), (10, 1)]
+
+
+def test_impossible_durations_are_set_aside_and_counted(tmp_path: Path) -> None:
+    late = span("op", 1200, -100)
+    endless = span("op", 1300, 0)
+    del endless["dur"]
+    run = tracekit.open(write(tmp_path / "r.json", [*COMMON, late, endless]))
+    assert run.repairs.select("what", "count").rows() == [("no duration", 1), ("negative duration", 1)]
+    assert run.work.height == 2
+
+
+def test_text_thread_ids_and_repeated_argument_spellings_are_read(tmp_path: Path) -> None:
+    row = {"ph": "X", "cat": "Kernel", "name": "k", "pid": 0, "tid": "stream 7", "ts": 1, "dur": 2}
+    row["args"] = {"device": 0, "stream": 7, "correlation": 3, "external id": 9}
+    run = tracekit.open(write(tmp_path / "r.json", [row]))
+    assert run.events.select("tid", "external_id").rows() == [(7, 9)]
+    assert run.work.select("class", "lane", "device").rows() == [("compute", "stream 7", "cuda:0")]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from kineto import span, write
+
+from tracekit.read import clock
+from tracekit.read.content import read_content
+from tracekit.read.decode import decode
+
+
+@pytest.mark.parametrize(
+    ("written", "ns"),
+    [
+        (1694128201429795, 1694128201429795000),
+        (4458677009853.422, 4458677009853422),
+        (0.001, 1),
+        (Decimal("1699236267071058.123"), 1699236267071058123),
+        ("1699236267071058.223", 1699236267071058223),
+        (-100, -100000),
+        (None, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (10**30, None),
+        ("soon", None),
+        (True, None),
+    ],
+)
+def test_microseconds_become_integer_ns(written: object, ns: int | None) -> None:
+    assert clock.to_ns([written]).to_list() == [ns]
+
+
+def test_absolute_fractional_times_keep_every_digit(tmp_path: Path) -> None:
+    # As floats these two would be .000 and .250, with a gap or an overlap that is not there.
+    text = b'[{"ph":"X","cat":"kernel","name":"a","pid":0,"tid":7,"ts":1699236267071058.123,"dur":0.100},'
+    text += b'{"ph":"X","cat":"kernel","name":"b","pid":0,"tid":7,"ts":1699236267071058.223,"dur":0.100}]'
+    path = tmp_path / "r.json"
+    path.write_bytes(text)
+    events = decode(read_content(path), path).events
+    assert events["ts_ns"].to_list() == [1699236267071058123, 1699236267071058223]
+    assert events["dur_ns"].sum() == 200
+
+
+def test_base_time_is_added(tmp_path: Path) -> None:
+    base = 1_790_857_026_000_000_000
+    early = write(tmp_path / "a.json", [span("op", 10.5, 1)], baseTimeNanoseconds=base)
+    late = write(tmp_path / "b.json", [span("op", 1_000_010.5, 1)], baseTimeNanoseconds=base - 1_000_000_000)
+    times = [decode(read_content(p), p).events["ts_ns"].item() for p in (early, late)]
+    assert times == [base + 10_500, base + 10_500]
