@@ -86,9 +86,7 @@ def _on_device(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _shares(work: pl.DataFrame) -> dict[tuple[object, ...], _Shares]:
-    by_class = {
-        name: union_by_place(work.filter(pl.col("class") == name)) for name in ("compute", "comm", "copy")
-    }
+    by_class = {name: union_by_place(work.filter(pl.col("class") == name)) for name in ("compute", "comm", "copy")}
     busy = union_by_place(work.filter(pl.col("class").is_in(list(by_class))))
     shares: dict[tuple[object, ...], _Shares] = {}
     for place, union in busy.items():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BY = ("rank", "step", "layer", "phase", "kind", "axis")
 MEASURES = pl.Schema(
     {
-        "num_collectives": pl.UInt32,
+        "num_collectives": pl.Int64,
         "comm_ns": pl.Int64,
         "overlapped_ns": pl.Int64,
         "exposed_ns": pl.Int64,
@@ -63,9 +63,7 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
         .group_by(keys)
         .agg(pl.col("comm_ns", "overlapped_ns").sum())
     )
-    counts = spans.group_by(keys, maintain_order=True).agg(
-        pl.col("is_collective").sum().alias("num_collectives")
-    )
+    counts = spans.group_by(keys, maintain_order=True).agg(pl.col("is_collective").sum().alias("num_collectives"))
     return (
         counts.join(times, on=keys, how="left", nulls_equal=True, maintain_order="left")
         .with_columns((pl.col("comm_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))
@@ -139,7 +137,5 @@ def ratio(part: str, whole: str) -> pl.Expr:
 def _checked(by: Sequence[str]) -> list[str]:
     unknown = [column for column in by if column not in _GROUPABLE]
     if unknown:
-        raise UsageError(
-            f"communication cannot be grouped by {', '.join(unknown)}; use any of {', '.join(_GROUPABLE)}"
-        )
+        raise UsageError(f"communication cannot be grouped by {', '.join(unknown)}; use any of {', '.join(_GROUPABLE)}")
     return list(dict.fromkeys(by))

@@ -74,7 +74,7 @@ def totals(run: Run) -> pl.DataFrame:
     null.
     """
     measured = _measured(run, list(_STEP))
-    ran = backend(run).group_by(_STEP).agg(_known_sum("passes_numel").alias("backend_numel"))
+    ran = backend(run).group_by(_STEP).agg(known_sum("passes_numel").alias("backend_numel"))
     renamed = {"passes_numel": "measured_numel", "plan_passes_numel": "plan_numel"}
     joined = (
         measured.join(_planned(run, list(_STEP)), on=_STEP, how="full", coalesce=True, nulls_equal=True)
@@ -113,10 +113,7 @@ def ledger(run: Run) -> pl.DataFrame:
     known = {"numel": bool(named.height), "payload_bytes": named["payload_bytes"].null_count() < named.height}
     measured = steps.join(_measured(run, list(_STEP)), on=_STEP, how="left").with_columns(
         pl.when(pl.col("num_collectives").is_null()).then(0).otherwise("passes_numel").alias("numel"),
-        pl.when(pl.col("num_collectives").is_null())
-        .then(0)
-        .otherwise("payload_bytes")
-        .alias("payload_bytes"),
+        pl.when(pl.col("num_collectives").is_null()).then(0).otherwise("payload_bytes").alias("payload_bytes"),
         pl.col("coverage").fill_null(1.0),
     )
     rest = measured.with_columns(
@@ -128,9 +125,7 @@ def ledger(run: Run) -> pl.DataFrame:
         (measured.with_columns(pl.lit(1000).alias("place")), "measured"),
         (rest.with_columns(pl.lit(1001).alias("place")), "unexplained"),
     ]
-    frames = [
-        frame if term is None else frame.with_columns(pl.lit(term).alias("term")) for frame, term in parts
-    ]
+    frames = [frame if term is None else frame.with_columns(pl.lit(term).alias("term")) for frame, term in parts]
     columns = [*_STEP, "place", "term", "numel", "payload_bytes"]
     rows = pl.concat([frame.select(columns) for frame in frames], how="vertical_relaxed")
     return (
@@ -155,8 +150,8 @@ def backend(run: Run) -> pl.DataFrame:
         .group_by(keys)
         .agg(
             pl.len().cast(pl.Int64).alias("num_collectives"),
-            _known_sum("payload_numel").alias("numel"),
-            _known_sum("passes_numel"),
+            known_sum("payload_numel").alias("numel"),
+            known_sum("passes_numel"),
         )
         .with_columns(_over_psi(run, "passes_numel").alias("psi"))
         .sort(keys, maintain_order=True)
@@ -172,8 +167,8 @@ def _measured(run: Run, keys: list[str]) -> pl.DataFrame:
         .agg(
             pl.len().cast(pl.Int64).alias("num_collectives"),
             known.sum().cast(pl.Int64).alias("num_known"),
-            _known_sum("payload_numel").alias("numel"),
-            *(_known_sum(name) for name in ("passes_numel", "payload_bytes", "wire_bytes")),
+            known_sum("payload_numel").alias("numel"),
+            *(known_sum(name) for name in ("passes_numel", "payload_bytes", "wire_bytes")),
         )
         .with_columns(ratio("num_known", "num_collectives").alias("coverage"))
         .drop("num_known")
@@ -201,9 +196,7 @@ def _planned(run: Run, keys: list[str]) -> pl.DataFrame:
         pl.lit(0).alias("all"),
     )
     sums = expected.group_by(within or ["all"]).agg(pl.col("plan_passes_numel", "plan_payload_bytes").sum())
-    return (
-        _complete_steps(run).join(sums, how="cross").select(*keys, "plan_passes_numel", "plan_payload_bytes")
-    )
+    return _complete_steps(run).join(sums, how="cross").select(*keys, "plan_passes_numel", "plan_payload_bytes")
 
 
 def _complete_steps(run: Run) -> pl.DataFrame:
@@ -218,7 +211,7 @@ def _theory(run: Run) -> int | None:
     return None if stage is None else zero_communication_volume(run.psi, stage)
 
 
-def _known_sum(column: str) -> pl.Expr:
+def known_sum(column: str) -> pl.Expr:
     """Sum of the known values; null, not 0, when none is known."""
     return pl.when(pl.col(column).count() > 0).then(pl.col(column).sum()).alias(column)
 

@@ -113,10 +113,9 @@ def gathered_numel(manifest: Manifest) -> int:
     return -(-_numel(_trainable(manifest)) // alignment) * alignment
 
 
-def bucket_layer(manifest: Manifest, bucket: Iterable[Parameter]) -> str:
-    """The layer of a bucket: its only one, else the span `first..last` in the order of the model."""
-    order = list(dict.fromkeys(parameter.layer for parameter in own_parameters(manifest)))
-    layers = sorted({parameter.layer for parameter in bucket}, key=order.index)
+def bucket_layer(bucket: Iterable[Parameter]) -> str:
+    """The layer of a bucket: its only one, else the span `first..last` in the order of its gradients."""
+    layers = list(dict.fromkeys(parameter.layer for parameter in bucket))
     return layers[0] if len(layers) == 1 else f"{layers[0]}..{layers[-1]}"
 
 
@@ -124,7 +123,7 @@ def _gradient_calls(manifest: Manifest) -> Iterator[Call]:
     ranks, dtype = axis_size(manifest, AXIS), _gradient_dtype(manifest)
     for micro_batch in range(manifest.micro_batches):
         for bucket in buckets(manifest):
-            layer = bucket_layer(manifest, bucket)
+            layer = bucket_layer(bucket)
             for kind, numel in _sends(manifest, bucket):
                 yield Call(layer, "backward", micro_batch, kind, AXIS, ranks, dtype, numel, numel)
 

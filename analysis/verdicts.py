@@ -1,0 +1,253 @@
+"""Sentences that say what a run's tables mean, most important first; unknown is called unknown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import memory, overlap, volume
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+NAMES = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero1-deepspeed": "DeepSpeed's stage 1",
+    "zero2": "DeepSpeed's stage 2",
+    "zero2-fsdp1": "FSDP1 with SHARD_GRAD_OP",
+    "zero2-fsdp2": "FSDP2 without resharding",
+    "zero3-deepspeed": "DeepSpeed's stage 3",
+    "fsdp1": "FSDP1",
+    "fsdp2": "FSDP2",
+    "hsdp": "HSDP",
+    "fsdp2-tp": "FSDP2 with tensor parallelism",
+    "fsdp2-graph": "FSDP2 in the compiled graph",
+}
+
+# Why a term of the ledger is there, as the end of "because ...".
+REASONS = {
+    "root unit not gathered again": "the root unit is not gathered again",
+    "units kept gathered": "units kept gathered are not gathered again",
+    "frozen parameters not reduced": "frozen parameters are gathered but not reduced",
+    "frozen parameters not sent": "frozen parameters are not sent",
+    "parameters without a gradient": "some parameters got no gradient",
+    "padding of dim 0": "dim 0 is padded to a multiple of the ranks",
+    "alignment padding": "the flat parameters are padded",
+    "mixed types gathered as bytes": "mixed types are gathered as bytes",
+    "further micro-batches": "every further micro-batch communicates anew",
+    "all-reduce in place of reduce-scatter": (
+        "it all-reduces gradients (2Ψ) where the lesson reduce-scatters them (Ψ)"
+    ),
+    "overflow check": "it checks for overflow",
+    "gradient norm": "it sums the gradient norm",
+    "a single rank sends nothing": "a single rank has nobody to send to",
+    "a single rank gathers nothing": "a single rank has nothing to gather",
+}
+
+# A term below this part of Ψ is not worth a clause: two decimals would show it as nothing.
+_WORTH_SAYING = 0.005
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def verdicts(run: Run) -> list[str]:
+    """What there is to say of a run, one sentence an entry: volume, exposed time, memory, what is missing.
+
+    Numbers of time are means over the complete steps of all ranks; a volume that is not the same in all of them is
+    given as a range.
+    """
+    sentences = [
+        _volume(run),
+        _backend(run),
+        _coverage(run),
+        _exposed(run),
+        _memory(run),
+        _overhead(run),
+        *_missing(run),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _volume(run: Run) -> str | None:
+    if run.collectives.is_empty():
+        return "No collective was found, so there is no communication to account for."
+    ledger = volume.ledger(run)
+    measured = ledger.filter(pl.col("term") == "measured")["psi"].drop_nulls()
+    if measured.is_empty():
+        return _bytes_moved(run)
+    low, high = _number(measured.min()), _number(measured.max())
+    moved = f"{low:.2f}Ψ" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}Ψ to {high:.2f}Ψ"
+    return f"{_subject(run)} moved {moved} a step{_difference(ledger, moved)}; {_hidden(run)}."
+
+
+def _difference(ledger: pl.DataFrame, moved: str) -> str:
+    """How the measured volume compares with the theory, with the reasons worth naming, as part of a sentence."""
+    one = ledger.join(ledger.select("rank", "step").head(1), on=["rank", "step"], how="semi")
+    psi = dict(one.select("term", "psi").iter_rows())
+    theory, rest = psi.pop("theory", None), psi.pop("unexplained", None)
+    total = psi.pop("measured")
+    if theory is None or total is None:
+        return "; what it should move is unknown"
+    named = {term: size for term, size in psi.items() if size is not None and abs(size) >= _WORTH_SAYING}
+    clauses = [REASONS.get(term, term) for term in sorted(named, key=lambda term: -abs(named[term]))]
+    if rest is not None and abs(rest) >= _WORTH_SAYING:
+        clauses.append(f"of {rest:+.2f}Ψ that nothing explains")
+    gap = total - theory
+    if not clauses:
+        return ", as the lesson says" if abs(gap) < _WORTH_SAYING else f", not {theory:.0f}Ψ"
+    because = " and ".join(clauses)
+    if abs(gap) < _WORTH_SAYING:
+        return f", which is {theory:.0f}Ψ although {because}"
+    if gap > 0 and moved.endswith(".00Ψ"):
+        return f", not {theory:.0f}Ψ: {because}"
+    return f", {abs(gap):.2f}Ψ {'more' if gap > 0 else 'less'} than {theory:.0f}Ψ because {because}"
+
+
+def _bytes_moved(run: Run) -> str:
+    """What a run without Ψ moved: bytes by kind, on the average rank."""
+    kinds = (
+        run.collectives.group_by("rank", "kind")
+        .agg(pl.len().alias("calls"), volume.known_sum("payload_bytes"))
+        .group_by("kind")
+        .agg(pl.col("calls").mean(), pl.col("payload_bytes").mean())
+        .sort("payload_bytes", descending=True, nulls_last=True)
+    )
+    parts = [
+        f"{kind or 'unnamed'} {'of unknown size' if size is None else _size(size)} in {_count(calls)}"
+        for kind, calls, size in kinds.iter_rows()
+    ]
+    return f"Each rank moved, on average: {', '.join(parts)}; {_hidden(run)}."
+
+
+def _hidden(run: Run) -> str:
+    """The hidden share of all communication time."""
+    table = _complete(run, overlap.overlap(run, by=["rank", "step"]))
+    comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
+    if not comm:
+        return "none of it was seen running"
+    return f"{100 * hidden / comm:.0f} % of its time was hidden under compute"
+
+
+def _backend(run: Run) -> str | None:
+    """That the backend did something else than it was asked for."""
+    table = volume.backend(run).filter(pl.col("kind") != pl.col("backend_kind"))
+    swaps = table.select("kind", "backend_kind").unique().sort("kind", "backend_kind")
+    if swaps.is_empty():
+        return None
+    name = run.manifest.backend if run.manifest and run.manifest.backend else "The backend"
+    what = " and ".join(f"{kind} as {did}" for kind, did in swaps.iter_rows())
+    moved = _complete(run, volume.totals(run))["backend_psi"].drop_nulls()
+    extra = f", so {_number(moved.mean()):.2f}Ψ a step really crossed" if moved.len() else ""
+    return f"{name} ran {what}{extra}."
+
+
+def _coverage(run: Run) -> str | None:
+    total = run.collectives.height
+    known = run.collectives["payload_bytes"].count()
+    if known == total:
+        return None
+    if not known:
+        return f"The sizes of all {total} collectives are unknown: only their durations can be told."
+    return f"Sizes are known for {known} of {total} collectives, so totals are lower bounds."
+
+
+def _exposed(run: Run) -> str | None:
+    """How much of a step is exposed communication, and where most of it is."""
+    from analysis.breakdown import breakdown
+
+    steps = _complete(run, breakdown(run))
+    length, exposed = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    if not length or not exposed:
+        return None
+    mean = exposed / steps.height
+    share = f"Exposed communication took {_time(mean)} of a step of {_time(length / steps.height)}"
+    groups = (
+        _complete(run, overlap.overlap(run, by=["rank", "step", "kind", "layer", "phase"]))
+        .drop_nulls("kind")
+        .group_by("kind", "layer", "phase")
+        .agg(pl.col("exposed_ns").sum())
+        .sort("exposed_ns", descending=True, nulls_last=True)
+    )
+    if groups.is_empty():
+        return f"{share} ({100 * exposed / length:.0f} %)."
+    kind, layer, phase, worst = groups.select("kind", "layer", "phase", "exposed_ns").row(0)
+    place = "no one layer" if layer is None else layer or "the root unit"
+    where = f"the largest part, {_time((worst or 0) / steps.height)}, is {kind} of {place} in {phase}"
+    return f"{share} ({100 * exposed / length:.0f} %); {where}."
+
+
+def _memory(run: Run) -> str | None:
+    """The highest point of the curve, what it was made of, and how it stands to the floor."""
+    top = memory.peak(run).filter(pl.col("category") != memory.RESERVED)
+    if top.is_empty():
+        return None
+    totals = top.group_by("rank", "device").agg(pl.col("bytes").sum()).sort("bytes", "rank")
+    rank, device, total = totals.row(-1)
+    parts = top.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("bytes", descending=True)
+    largest, size = parts.select("category", "bytes").row(0)
+    sentence = f"Memory peaked at {_size(total)} on rank {rank}, most of it {_words(largest)} ({_size(size)})"
+    theory = memory.floor(run).filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
+    if theory.is_empty():
+        return f"{sentence}; its floor is unknown."
+    least = theory["theory_bytes"][0]
+    side = "above" if total >= least else "below"
+    return f"{sentence}, {_size(abs(total - least))} {side} the lesson's floor of {_size(least)}."
+
+
+def _overhead(run: Run) -> str | None:
+    ratio = run.manifest.step_times.overhead_ratio if run.manifest else None
+    if ratio is None or ratio < 1.05:
+        return None
+    return f"Recording made steps {100 * (ratio - 1):.0f} % longer, so read times as shares, not as speeds."
+
+
+def _missing(run: Run) -> list[str]:
+    """What the trace does not tell."""
+    gaps: list[str] = []
+    if run.manifest is None:
+        gaps.append("There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.")
+    if run.memory.is_empty():
+        gaps.append("The trace has no memory events, so its memory is unknown.")
+    if run.steps["step"].is_null().all():
+        gaps.append("The trace has no step marks, so all of it is one window.")
+    cut = run.steps.filter(~pl.col("complete")).height
+    if cut:
+        gaps.append(f"{cut} of {run.steps.height} recorded steps are incomplete and stand outside comparisons.")
+    return gaps
+
+
+def _subject(run: Run) -> str:
+    strategy = run.manifest.strategy if run.manifest else None
+    return "The run" if strategy is None else NAMES.get(strategy, strategy)
+
+
+def _complete(run: Run, table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of complete steps; all rows where the run has no step that is complete."""
+    steps = run.steps.filter("complete").select("rank", "step").unique()
+    return table.join(steps, on=["rank", "step"], how="semi", nulls_equal=True) if steps.height else table
+
+
+def _number(value: Any) -> float:
+    return float(value or 0)
+
+
+def _words(category: str) -> str:
+    return category.replace("_", " ")
+
+
+def _count(calls: float) -> str:
+    number = f"{calls:.0f}" if calls == round(calls) else f"{calls:.1f}"
+    return f"{number} call" if number == "1" else f"{number} calls"
+
+
+def _size(size: float) -> str:
+    """Bytes in the largest unit that they fill."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size:.0f} B"
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1e6:.1f} ms" if ns >= 1e6 else f"{ns / 1e3:.1f} µs"
