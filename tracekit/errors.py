@@ -4,8 +4,8 @@
     ├── InputError       a file or folder is not what it should be
     └── UsageError       an option or argument does not fit
 
-A message is one sentence: what is wrong, in which file and rank, why we think so, what to do. The command line prints it
-after `tracekit: ` and never shows a traceback for it.
+A message is one sentence: what is wrong, in which file and rank, why we think so, what to do. The command line prints
+it after `tracekit: ` and never shows a traceback for it.
 """
 
 from __future__ import annotations

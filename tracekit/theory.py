@@ -35,9 +35,7 @@ _STAGE_PASSES = {
 }
 
 
-def zero_memory_per_gpu(
-    num_params: int, dp: int, stage: int, k: int = 12, fp32_grad_accum: bool = False
-) -> float:
+def zero_memory_per_gpu(num_params: int, dp: int, stage: int, k: int = 12, fp32_grad_accum: bool = False) -> float:
     """Bytes of parameters, gradients and optimizer state that one GPU holds.
 
     Stage 0: 2Ψ + 2Ψ + kΨ; 1: 2Ψ + 2Ψ + kΨ/N; 2: 2Ψ + (2Ψ + kΨ)/N; 3: (2Ψ + 2Ψ + kΨ)/N.
@@ -78,7 +76,7 @@ def zero_communication_volume(num_params: int, stage: int) -> int:
 
 
 def make_table() -> None:
-    """Prints the memory of a 7-billion-parameter model for 1, 8 and 64 GPUs, in GB, and ZeRO-3's volume in 10⁹ elements."""
+    """Prints what 7 billion parameters take on 1, 8 and 64 GPUs, in GB, and ZeRO-3's volume in 10⁹ elements."""
     num_params = 7_000_000_000
     print(f"{'dp':>4} {'Z1 GB':>8} {'Z2 GB':>8} {'Z3 GB':>8} {'comm 2Ψ/3Ψ (G)':>16}")
     volume = zero_communication_volume(num_params, 3) / 1e9
@@ -88,7 +86,7 @@ def make_table() -> None:
 
 
 def passes_by_kind(stage: int) -> dict[str, int]:
-    """How often Ψ elements cross in a step, by kind of collective: `{"all_gather": 2, "reduce_scatter": 1}` for stage 3.
+    """How often Ψ elements cross in a step, by kind: `{"all_gather": 2, "reduce_scatter": 1}` for stage 3.
 
     Raises:
         ValueError: the stage is unknown.

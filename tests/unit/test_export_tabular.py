@@ -13,7 +13,13 @@ from tracekit.export import tabular
 BIG = 1_700_000_000_123_456_789  # more than a float holds
 
 FRAME = pl.DataFrame(
-    {"rank": [0, 1], "ts_ns": [BIG, None], "ratio": [0.5, float("nan")], "name": ['a"b,\n', None], "whole": [True, None]},
+    {
+        "rank": [0, 1],
+        "ts_ns": [BIG, None],
+        "ratio": [0.5, float("nan")],
+        "name": ['a"b,\n', None],
+        "whole": [True, None],
+    },
     schema={"rank": pl.Int32, "ts_ns": pl.Int64, "ratio": pl.Float64, "name": pl.String, "whole": pl.Boolean},
 )
 

@@ -38,8 +38,8 @@ def drawn(frame, width=None, **options):
         ("start_ns", [1_000_000_000_000, 1_000_002_000_000], "start ms from first", ["0.000", "2.000"]),
         ("numel", [1_234_567, None], "numel", ["1,234,567", "–"]),
         ("step", [12345], "step", ["12345"]),
-        ("dur_ns", [], "dur ns", []),
-        ("dur_ns", [None], "dur ns", ["–"]),
+        ("dur_ns", [], "dur ms", []),
+        ("dur_ns", [None], "dur ms", ["–"]),
     ],
 )
 def test_units(name, values, header, cells):
@@ -95,7 +95,7 @@ def test_empty_and_one_row_frames():
 def test_what_every_row_says_is_said_once():
     frame = pl.DataFrame({"rank": [0, 0], "step": [1, 2], "device": ["cpu", "cpu"], "idle_ns": [0, 0]})
     text = drawn(frame)
-    assert "idle ns" in text.splitlines()[1]
+    assert "idle ms" in text.splitlines()[1]
     assert text.endswith("every row: rank 0, device cpu\n")
     assert "cpu" not in text.splitlines()[1]
     assert "every row: device cpu" in drawn(frame, keep=("rank",))

@@ -100,7 +100,8 @@ def test_ring_share_needs_a_ring():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "stage"), [("ddp", 0), ("zero1", 1), ("zero2", 2), ("zero2-fsdp2", 2), ("fsdp2", 3), ("hsdp", 3), ("x", None)]
+    ("strategy", "stage"),
+    [("ddp", 0), ("zero1", 1), ("zero2", 2), ("zero2-fsdp2", 2), ("fsdp2", 3), ("hsdp", 3), ("x", None)],
 )
 def test_what_a_strategys_name_claims(strategy, stage):
     assert theory.strategy_stage(strategy) == stage

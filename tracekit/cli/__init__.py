@@ -1,10 +1,10 @@
 """The `tracekit` command: one app, one module a command, one place where errors become exit codes.
 
-    0   done
-    1   the question was answered "no"
-    2   the user's input or options are wrong: one sentence on stderr
-    3   our own fault: one sentence, and how to see the traceback
-    130 interrupted, 141 the reader of our output went away
+0   done
+1   the question was answered "no"
+2   the user's input or options are wrong: one sentence on stderr
+3   our own fault: one sentence, and how to see the traceback
+130 interrupted, 141 the reader of our output went away
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def tracekit(
-    version: Annotated[  # noqa: ARG001 - the callback has answered it
+    version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:

@@ -9,23 +9,23 @@ from typing import IO, TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 # Rich cuts at 80 columns when there is no terminal; a file or pipe has no such edge.
 _NO_EDGE = 10_000
 
 
 def console(stream: IO[str] | None = None) -> Console:
-    """A console on the stream, stdout by default, that writes no colour where there is no terminal or NO_COLOR is set."""
-    stream = stream or sys.stdout
-    is_terminal = stream.isatty()
+    """A console on the stream, stdout by default: no colour where there is no terminal or NO_COLOR is set."""
+    target: IO[str] = sys.stdout if stream is None else stream
+    is_terminal = target.isatty()
     return Console(
-        file=stream, width=None if is_terminal else _NO_EDGE, force_terminal=is_terminal, highlight=False, markup=False
+        file=target, width=None if is_terminal else _NO_EDGE, force_terminal=is_terminal, highlight=False, markup=False
     )
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[str], None]]:
+def progress(what: str) -> Generator[Callable[[str], None]]:
     """A function that tells how far the work is: beside a spinner on a terminal, as lines on stderr otherwise."""
     screen = console(sys.stderr)
     if not screen.is_terminal:

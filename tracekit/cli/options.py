@@ -30,7 +30,8 @@ FormatOption = Annotated[
     typer.Option("--format", "-f", help="Default: what the output's suffix says, else a table.", show_default=False),
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file; - is stdout.", show_default=False)
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write to a file; - is stdout.", show_default=False),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
 RunArgument = Annotated[

@@ -34,28 +34,26 @@ def write(
     Raises:
         UsageError: the output may not be replaced, or Parquet would go to a terminal.
     """
-    to_stdout = output is None or str(output) == "-"
-    form = pick_format(chosen, None if to_stdout else output)
-    if to_stdout and form is Format.TABLE:
+    path = None if output is None or str(output) == "-" else output
+    form = pick_format(chosen, path)
+    if path is None and form is Format.TABLE:
         terminal.draw(frame, console(), title=title, units=units, keep=keep)
-    elif to_stdout:
+    elif path is None:
         if form is Format.PARQUET and sys.stdout.isatty():
             raise UsageError("Parquet is not for a terminal: name a file with -o, or pipe it on")
         _write_binary(frame, sys.stdout.buffer, form, table, about)
         sys.stdout.buffer.flush()
     elif form is Format.TABLE:
-        with files.open_output(output, force=force) as stream:
+        with files.open_output(path, force=force) as stream:
             terminal.draw(frame, console(stream), title=title, units=units, keep=keep)
-        files.announce(output)
+        files.announce(path)
     else:
-        with files.open_output(output, force=force, binary=True) as stream:
+        with files.open_output(path, force=force, binary=True) as stream:
             _write_binary(frame, stream, form, table, about)
-        files.announce(output)
+        files.announce(path)
 
 
-def _write_binary(
-    frame: pl.DataFrame, stream: IO[bytes], form: Format, table: str, about: Mapping[str, Any]
-) -> None:
+def _write_binary(frame: pl.DataFrame, stream: IO[bytes], form: Format, table: str, about: Mapping[str, Any]) -> None:
     if form is Format.JSON:
         tabular.write_json(frame, stream, table=table, about=about)
     elif form is Format.CSV:

@@ -42,7 +42,7 @@ def command(
     fp32_grad_accum: Annotated[bool, typer.Option("--fp32-grad-accum", help="Accumulate gradients in fp32.")] = False,
     dtype: Annotated[str, typer.Option(help="Types that parameters are sent in, comma-separated.")] = "bfloat16",
     reduce_dtype: Annotated[
-        str | None, typer.Option(help="Type that gradients are sent in.  [default: as --dtype]", show_default=False)
+        str | None, typer.Option(help="Type that gradients are sent in, if another.", show_default=False)
     ] = None,
     form: FormatOption = None,
     output: OutputOption = None,
@@ -68,7 +68,7 @@ def command(
     accumulation = ", gradients accumulated in fp32" if fp32_grad_accum else ""
     title = f"Ψ = {num_params:,} parameters, optimizer state {k} bytes a parameter{accumulation}"
     gigabytes = (10**9, "GB")
-    units = dict.fromkeys(("memory_bytes", "payload_bytes", "wire_bytes"), gigabytes)
+    units: dict[str, tuple[int, str]] = dict.fromkeys(("memory_bytes", "payload_bytes", "wire_bytes"), gigabytes)
     out.write(
         frame,
         table="predict",

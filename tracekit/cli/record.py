@@ -1,7 +1,93 @@
+"""`tracekit record`: a reference training program under torchrun, and the run folder that it leaves."""
+
 from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekit.cli.catalogue import suggestion
+from tracekit.errors import TracekitError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PASSED_ON = (
+    "--layers --tie-embeddings --steps --batch-size --seq-len --micro-batches --learning-rate --seed "
+    "--param-dtype --reduce-dtype --wait --warmup --active --repeat"
+)
+OF_STRATEGIES = {"fsdp2": "--reshard-after-forward default|true|false", "zero2": "--bucket-numel"}
+
+_OWN = "; ".join(f"{name}: {options}" for name, options in OF_STRATEGIES.items())
+_HELP = (
+    "Train a model for a few steps under torchrun and record it: a run folder with a manifest and a trace a rank.\n\n"
+    f"Options that are not listed below go to the training program: {PASSED_ON}, and the strategy's own ({_OWN})."
+)
+
+
+class RecordingError(TracekitError):
+    """The training program could not record; the message says why."""
+
 
 def add_to(app: typer.Typer) -> None:
-    pass
+    """Adds the command to the app."""
+    app.command(
+        "record",
+        help=_HELP,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        epilog="Examples: [bold]tracekit record --strategy fsdp2 --nproc 2 --model tiny --out traces/mine[/]  ·  "
+        "[bold]tracekit record --strategy fsdp2 --reshard-after-forward true --micro-batches 2[/]",
+    )(command)
+
+
+def command(
+    context: typer.Context,
+    strategy: Annotated[str, typer.Option(help="fsdp2, zero2 (DeepSpeed) or zero2-fsdp2.", show_default=False)],
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine.")] = 2,
+    model: Annotated[str, typer.Option(help="Size of the decoder: nano, tiny, small, 1b, 7b, 70b.")] = "tiny",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Default: traces/STRATEGY-MODEL-NPROC.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
+) -> None:
+    """Runs the training program and says where its run is; `_HELP` is what a user reads."""
+    folder = out or Path("traces") / f"{strategy}-{model}-{nproc}"
+    record(strategy, folder, nproc=nproc, model=model, force=force, args=context.args, on_line=print)
+    print(f"next: tracekit report {folder}")
+
+
+def record(
+    strategy: str,
+    folder: Path,
+    *,
+    nproc: int,
+    model: str,
+    force: bool,
+    args: Sequence[str] = (),
+    on_line: Callable[[str], None],
+) -> None:
+    """Leaves a run in the folder; rank 0's lines go to `on_line`.
+
+    Raises:
+        UsageError: torch is missing, or there is no such model or strategy.
+        RecordingError: the training program failed.
+    """
+    if find_spec("torch") is None:
+        raise UsageError("recording needs torch, which is not installed: pip install 'zero-tracekit[record]'")
+    from runners import launch
+    from runners.sizes import SIZES
+    from runners.strategies import MODULES
+
+    for option, name, known in (("--strategy", strategy, MODULES), ("--model", model, SIZES)):
+        if name not in known:
+            raise UsageError(f"{option} {name} is unknown: {suggestion(name, list(known))}")
+    if not force and (folder / "manifest.json").exists():
+        raise UsageError(f"{folder} holds a run already: pass --force to replace it, or name another --out")
+    replace = ["--overwrite"] if force else []
+    try:
+        launch.run(strategy, folder, num_ranks=nproc, args=["--model", model, *replace, *args], on_line=on_line)
+    except launch.LaunchError as error:
+        raise RecordingError(" ".join(str(error).split())) from error

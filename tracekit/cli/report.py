@@ -33,8 +33,9 @@ def command(
 
     Each RUN is a run of its own; two or more are shown side by side.
     """
-    import tracekit
     from analysis.report import write_report
+
+    import tracekit
     from tracekit.cli.console import progress
 
     with progress("analysing") as tell:

@@ -41,11 +41,9 @@ def command(
     by: Annotated[
         str, typer.Option(metavar="COLUMNS", help="Group by these columns, where a table can be.", show_default=False)
     ] = "",
-    sort: Annotated[
-        str, typer.Option(metavar="COLUMN[:desc]", help="Sort by this column.", show_default=False)
-    ] = "",
+    sort: Annotated[str, typer.Option(metavar="COLUMN[:desc]", help="Sort by this column.", show_default=False)] = "",
     limit: Annotated[
-        int | None, typer.Option(min=0, help="At most this many rows.  [default: 100 of a table, else all]", show_default=False)
+        int | None, typer.Option(min=0, help="At most this many rows; of a table 100 unless given.", show_default=False)
     ] = None,
     form: FormatOption = None,
     output: OutputOption = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 TRACE_SUFFIX = ".pftrace"
 
@@ -19,7 +19,8 @@ def add_to(app: typer.Typer) -> None:
     """Adds the command to the app."""
     app.command(
         "view",
-        epilog="Examples: [bold]tracekit view out/demo/report[/]  ·  [bold]tracekit view out/demo/fsdp2 --no-browser[/]",
+        epilog="Examples: [bold]tracekit view out/demo/report[/]  ·  "
+        "[bold]tracekit view out/demo/fsdp2 --no-browser[/]",
     )(command)
 
 
@@ -39,8 +40,8 @@ def command(
 
 
 @contextmanager
-def perfetto_trace(path: Path) -> Iterator[Path]:
-    """The Perfetto trace at the path: the file itself, a report's, or one made of the run for as long as the block lasts."""
+def perfetto_trace(path: Path) -> Generator[Path]:
+    """The path's Perfetto trace: the file itself, a report's, or one made of the run while the block lasts."""
     if path.suffix == TRACE_SUFFIX:
         yield path
         return

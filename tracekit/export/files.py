@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
 
@@ -27,7 +27,7 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, force: bool = False) -> Iterator[Path]:
+def replacing(path: Path, *, force: bool = False) -> Generator[Path]:
     """A path to write to that becomes `path` when the block ends well, and is removed when it does not.
 
     Missing parent folders are made. A device or a pipe, such as /dev/null, is written in place.
@@ -58,7 +58,7 @@ def replacing(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def open_output(path: Path, *, force: bool = False, binary: bool = False) -> Iterator[IO[Any]]:
+def open_output(path: Path, *, force: bool = False, binary: bool = False) -> Generator[IO[Any]]:
     """A stream, UTF-8 text or bytes, whose content appears at `path` only when the block ends well.
 
     Raises:

@@ -37,6 +37,4 @@ def write_csv(frame: pl.DataFrame, stream: IO[bytes]) -> None:
 
 def write_parquet(frame: pl.DataFrame, stream: IO[bytes], *, table: str) -> None:
     """Writes Parquet whose metadata names the table and the format version."""
-    frame.write_parquet(
-        stream, metadata={"tracekit.format": str(FORMAT_VERSION), "tracekit.table": table}
-    )
+    frame.write_parquet(stream, metadata={"tracekit.format": str(FORMAT_VERSION), "tracekit.table": table})

@@ -1,8 +1,8 @@
 """A frame as a table that a person reads: units in the headers, unknown as –, names made harmless.
 
 Times are shown as milliseconds (or what fits), absolute times as offsets from the table's first, bytes as MiB (or what
-fits), multiples of Ψ as they are. Labels that are the same in every row are said once below the table, and columns that are
-unknown throughout or do not fit the terminal are named there.
+fits), multiples of Ψ as they are. Labels that are the same in every row are said once below the table, and columns
+that are unknown throughout or do not fit the terminal are named there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 ABSENT = "–"
 
 _INSTANTS = ("start_ns", "end_ns", "ts_ns", "launched_ns", "issued_ns")
-_TIME_UNITS = ((1, "ns"), (10**3, "µs"), (10**6, "ms"), (10**9, "s"))
-_BYTE_UNITS = ((1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
+_MS, _MIB = (10**6, "ms"), (2**20, "MiB")
+_TIME_UNITS = ((1, "ns"), (10**3, "µs"), _MS, (10**9, "s"))
+_BYTE_UNITS = ((1, "B"), (2**10, "KiB"), _MIB, (2**30, "GiB"))
 # Numbers that name or sort rather than measure.
-_LABELS = frozenset(
-    "rank step cycle index call pid tid seq first_step last_step address group_size passes dp stage".split()
-)
+_LABELS = {"rank", "step", "cycle", "first_step", "last_step", "index", "call", "pid", "tid", "seq", "address"}
+_LABELS |= {"group_size", "num_ranks", "passes", "dp", "stage"}
 _MOST_DECIMALS = 3
 _LONGEST_NAME = 60
 # C0 and C1 controls, and the marks that reverse or hide text.
@@ -46,9 +46,7 @@ class Column:
     @property
     def says_the_same(self) -> bool:
         """Whether it is a label with one value throughout, or unknown throughout."""
-        return len(set(self.cells)) == 1 and (
-            not self.numeric or self.name in _LABELS or self.cells[0] == ABSENT
-        )
+        return len(set(self.cells)) == 1 and (not self.numeric or self.name in _LABELS or self.cells[0] == ABSENT)
 
     @property
     def width(self) -> int:
@@ -116,9 +114,7 @@ def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) ->
     return notes
 
 
-def _split_constant(
-    every: list[Column], height: int, keep: Sequence[str]
-) -> tuple[list[Column], list[Column]]:
+def _split_constant(every: list[Column], height: int, keep: Sequence[str]) -> tuple[list[Column], list[Column]]:
     """The columns worth drawing, and the labels that say the same in every row."""
     if height < 2:
         return every, []
@@ -192,7 +188,9 @@ def _unit(series: pl.Series, units: Sequence[tuple[int, str]]) -> tuple[int, str
 
 
 def _largest_unit(size: int, units: Sequence[tuple[int, str]]) -> tuple[int, str]:
-    """The largest unit of which `size` holds at least one."""
+    """The largest unit of which `size` holds at least one; ms or MiB, as most columns beside it, for nothing at all."""
+    if size == 0:
+        return _MS if units is _TIME_UNITS else _MIB
     return next((unit for unit in reversed(units) if size >= unit[0]), units[0])
 
 
