@@ -38,6 +38,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(size.dim, size.dim, bias=False)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """(batch, seq, dim) to the same shape."""
         q, k, v = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.wq, self.wk, self.wv)
         )
@@ -58,6 +59,7 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(size.dim, size.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq, dim) to the same shape."""
         return self.w2(functional.silu(self.w1(x)) * self.w3(x))
 
 
@@ -72,6 +74,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """(batch, seq, dim) to the same shape."""
         x = x + self.attention(self.attention_norm(x), rope)
         return x + self.feed_forward(self.ffn_norm(x))
 
@@ -93,6 +96,7 @@ class Decoder(nn.Module):
         self.register_buffer("rope", rope_table(size.dim // size.heads, size.max_seq_len), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, seq) token ids to (batch, seq, vocab) logits."""
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
             x = layer(x, self.rope)
@@ -101,9 +105,10 @@ class Decoder(nn.Module):
 
 @torch.no_grad()
 def initialize(model: Decoder, seed: int, shard: int = 0) -> None:
-    """Fills parameters and buffers in place, the same for a seed on every rank; `shard` tells shards of one tensor apart.
+    """Fills parameters and buffers in place, the same for a seed on every rank.
 
-    Works on local shards too, so that a model made on the meta device never exists whole anywhere.
+    Works on local shards too, so that a model made on the meta device never exists whole anywhere; `shard` then tells
+    the shards of one tensor apart.
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device=device)

@@ -15,7 +15,7 @@ if __package__ in (None, ""):
     # Started by its path, as torchrun does: what has to be importable is the folder above, not this one.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-# Kineto and torch read these when they are loaded: profiler start and stop marks and allocator notes are of no use here.
+# Kineto and torch read these when they are loaded; marks of profiler start and allocator notes are of no use here.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
@@ -27,7 +27,7 @@ from runners.launch import ERROR_PREFIX
 from runners.models import Decoder, initialize
 from runners.sizes import SIZES, Size, size_of
 from runners.strategies.base import DTYPES, Setup, Strategy
-from tracekit.record import RecordError, Recorder, Schedule
+from tracekit.record import Recorder, RecordError, Schedule
 
 # Above this many parameters no rank makes the model whole if it can be helped.
 MAX_WHOLE_NUMEL = 2_000_000_000
@@ -40,7 +40,9 @@ def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
     add("--strategy", choices=list(strategies.MODULES), required=True)
     add("--model", choices=list(SIZES), default="tiny", help="size of the decoder")
     add("--layers", type=int, default=None, help="number of blocks, in place of the size's own")
-    add("--tie-embeddings", action=argparse.BooleanOptionalAction, default=None, help="output weight = embedding weight")
+    add(
+        "--tie-embeddings", action=argparse.BooleanOptionalAction, default=None, help="output weight = embedding weight"
+    )
     add("--out", default=None, help="run folder; traces/<strategy>-<model>-<ranks> if not given")
     add("--overwrite", action="store_true", help="replace a run that the folder holds")
     add("--steps", type=int, default=None, help="optimizer steps; as many as the schedule needs if not given")
@@ -66,9 +68,16 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, type[Strategy]]:
     finder.add_argument("--strategy", choices=list(strategies.MODULES))
     name = finder.parse_known_args(argv)[0].strategy
     if name is None:
+        # Without a strategy the parser helps or complains, and leaves.
         make_parser(None).parse_args(argv)
+        sys.exit(2)
     strategy = strategies.load(name)
-    return make_parser(strategy).parse_args(argv), strategy
+    parser = make_parser(strategy)
+    args = parser.parse_args(argv)
+    longest = SIZES[args.model].max_seq_len
+    if args.seq_len > longest:
+        parser.error(f"--seq-len {args.seq_len} is more than the {longest} of {args.model}; give less")
+    return args, strategy
 
 
 def connect(args: argparse.Namespace) -> Setup:
@@ -83,7 +92,7 @@ def connect(args: argparse.Namespace) -> Setup:
         dist.init_process_group(backend)
     else:
         # Started without torchrun: one rank that talks to itself.
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     return Setup(args, device, dist.get_rank(), dist.get_world_size())
 
 
@@ -97,7 +106,7 @@ def make_model(setup: Setup, strategy: type[Strategy], size: Size) -> Decoder:
     return model
 
 
-def recorder_for(setup: Setup, strategy: Strategy, model: torch.nn.Module, optimizer: Any, size: Size) -> Recorder:
+def make_recorder(setup: Setup, strategy: Strategy, model: torch.nn.Module, optimizer: Any, size: Size) -> Recorder:
     """The recorder with what the strategy says about itself."""
     args, about = setup.args, strategy.describe()
     common = {"model": args.model, "layers": size.layers, "tied": size.tied, "vocab": size.vocab}
@@ -133,17 +142,15 @@ def train(setup: Setup, strategy: Strategy, recorder: Recorder, tokens: list[tor
 
 
 def main(argv: list[str]) -> int:
-    """Trains and records; the exit code: 0 done, 2 the options or the folder cannot be used (one sentence on stderr)."""
+    """Trains and records. Returns 0 when done, 2 when options or folder cannot be used (one sentence on stderr)."""
     args, kind = parse(argv)
+    size = size_of(args.model, layers=args.layers, tied=args.tie_embeddings)
     try:
-        size = size_of(args.model, layers=args.layers, tied=args.tie_embeddings)
-        if args.seq_len > size.max_seq_len:
-            raise RecordError(f"--seq-len {args.seq_len} is more than {args.model}'s {size.max_seq_len}; give less")
         setup = connect(args)
         strategy = kind(setup)
         model = strategy.wrap(make_model(setup, kind, size))
         optimizer = strategy.make_optimizer(args.learning_rate)
-        recorder = recorder_for(setup, strategy, model, optimizer, size)
+        recorder = make_recorder(setup, strategy, model, optimizer, size)
         batches = data.batches(args.seed, setup.rank, (args.batch_size, args.seq_len), size.vocab)
         train(setup, strategy, recorder, [batch.to(setup.device) for batch in batches])
         if setup.rank == 0:
@@ -152,6 +159,8 @@ def main(argv: list[str]) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"{ERROR_PREFIX}{error}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        return 130
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -37,8 +37,9 @@ def run(
 ) -> Path:
     """Records `strategy` with `num_ranks` ranks into `out` and returns the run folder; `args` go to runners/train.py.
 
-    Rank 0's lines (the loss of each step) go to `on_line` as they come. Raises LaunchError when the program fails or runs
-    longer than `timeout_s`; whatever ends this function early ends the ranks too, with the time to write their traces.
+    Rank 0's lines (the loss of each step) go to `on_line` as they come. Raises LaunchError when the program fails or
+    runs longer than `timeout_s`; whatever ends this function early ends the ranks too, with the time to write their
+    traces.
     """
     program = [str(TRAIN), "--strategy", strategy, "--out", str(out), *args]
     process = subprocess.Popen(
@@ -56,12 +57,15 @@ def run(
     ]
     for reader in readers:
         reader.start()
+    old_handler = _terminate_politely()
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{strategy} on {num_ranks} ranks ran longer than {timeout_s:g} s and was stopped") from None
     finally:
         _stop(process)
+        if old_handler is not None:
+            signal.signal(signal.SIGTERM, old_handler)
         for reader in readers:
             reader.join(5.0)
     if code != 0:
@@ -70,7 +74,7 @@ def run(
 
 
 def command(program: Sequence[str], num_ranks: int) -> list[str]:
-    """torchrun for one machine, on a free port of its own choice."""
+    """The torchrun of one machine, on a free port of its own choice."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     return [*torchrun, *program]
 
@@ -101,6 +105,18 @@ def _names_exception(line: str) -> bool:
 def _drain(stream: object, take: Callable[[str], None]) -> None:
     for line in stream:  # type: ignore[attr-defined]
         take(line.rstrip("\n"))
+
+
+def _terminate_politely() -> signal.Handlers | None:
+    """Lets SIGTERM raise here, so that the ranks are ended too; returns the handler to give back, null if untouched."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return None
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    return signal.SIG_DFL
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

@@ -14,5 +14,5 @@ MODULES = {
 
 
 def load(name: str) -> type[Strategy]:
-    """The strategy's class. Raises KeyError for a name that is not in MODULES, ImportError where a framework is missing."""
+    """The strategy's class. Raises KeyError for a name outside MODULES, ImportError where its framework is missing."""
     return import_module(MODULES[name]).STRATEGY

@@ -30,11 +30,11 @@ class Setup:
 class Strategy(ABC):
     """Shards a model, makes its optimizer, runs steps, and tells the manifest what it did.
 
-    The order of calls: `wrap`, `make_optimizer`, `describe`, then `step` again and again. All communication of a step is
-    the strategy's.
+    The order of calls: `wrap`, `make_optimizer`, `describe`, then `step` again and again. All communication of a step
+    is the strategy's.
     """
 
-    # Whether `wrap` takes a model on the meta device and fills it after sharding; without it, every rank makes it whole.
+    # Whether `wrap` takes a model on the meta device and fills it after sharding; if not, every rank makes it whole.
     from_meta = False
     # What --param-dtype and --reduce-dtype are unless given; null leaves it to the framework.
     param_dtype: str | None = "bfloat16"
@@ -43,7 +43,7 @@ class Strategy(ABC):
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
 
-    @staticmethod
+    @staticmethod  # noqa: B027 - most strategies have no option to add
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Adds the options that only this strategy has."""
 

@@ -1,4 +1,4 @@
-"""FSDP2: every block and the root given to `fully_shard`, computing in bf16 and reducing in fp32 unless told otherwise."""
+"""FSDP2: every block and the root given to `fully_shard`, by default computing in bf16 and reducing in fp32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from runners.models import Decoder, initialize
 from runners.strategies.base import DTYPES, Setup, Strategy, next_token_loss
@@ -28,10 +28,12 @@ class FSDP2(Strategy):
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """--reshard-after-forward, as `fully_shard` has it."""
         text = "free a unit's gathered parameters after its forward; the default is torch's: all units but the root"
         parser.add_argument("--reshard-after-forward", choices=list(RESHARD), default="default", help=text)
 
     def wrap(self, model: Decoder) -> torch.nn.Module:
+        """Shards the blocks and then the root, which keeps what the blocks left: embeddings, last norm, output."""
         args, setup = self.setup.args, self.setup
         mesh = init_device_mesh(setup.device.type, (setup.world_size,), mesh_dim_names=("dp_shard",))
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[args.param_dtype], reduce_dtype=DTYPES[args.reduce_dtype])
@@ -44,10 +46,12 @@ class FSDP2(Strategy):
         return model
 
     def make_optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate)
+        """AdamW over the fp32 shards."""
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate, fused=True)
         return self.optimizer
 
     def step(self, micro_batches: Sequence[Tensor]) -> Tensor:
+        """Every micro-batch gathers and reduces, as FSDP2 does unless gradient sync is switched off."""
         losses: list[Tensor] = []
         for tokens in micro_batches:
             loss = next_token_loss(self.model(tokens[:, :-1]), tokens) / len(micro_batches)
@@ -58,7 +62,7 @@ class FSDP2(Strategy):
         return torch.stack(losses).sum()
 
     def describe(self) -> dict[str, Any]:
-        assert isinstance(self.model, FSDPModule)
+        """Units, mesh and precision are found on the model."""
         return {"options": {"reshard_after_forward": self.reshard}}
 
 

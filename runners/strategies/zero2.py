@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runners.models import Decoder
 from runners.strategies.base import Strategy, next_token_loss
-from tracekit.record import Precision, phase
+from tracekit.record import Precision, RecordError, phase
 
 # DeepSpeed's communication_data_type by torch's names.
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -29,16 +29,21 @@ class Zero2(Strategy):
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        text = "elements of a gradient bucket and of an all-gather; a quarter of the model or DeepSpeed's own 5e8, if less"
+        """--bucket-numel, for DeepSpeed's reduce_bucket_size and allgather_bucket_size."""
+        text = (
+            "elements of a gradient bucket and of an all-gather; a quarter of the model or DeepSpeed's own 5e8, if less"
+        )
         parser.add_argument("--bucket-numel", type=int, default=None, help=text)
 
     def wrap(self, model: Decoder) -> torch.nn.Module:
+        """Leaves the model as it is: the engine takes model and optimizer together."""
         self.model = model
         return model
 
     def make_optimizer(self, learning_rate: float) -> Any:
+        """Makes the engine; torch's AdamW inside it holds the state of this rank's partition."""
         deepspeed = import_deepspeed(self.setup.device)
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate, fused=True)
         self.engine: Any = deepspeed.initialize(
             model=self.model, optimizer=optimizer, config=self._config(), dist_init_required=False
         )[0]
@@ -67,6 +72,7 @@ class Zero2(Strategy):
         return config
 
     def step(self, micro_batches: Sequence[Tensor]) -> Tensor:
+        """The engine counts micro-batches itself: its `step` does nothing before the last one."""
         losses: list[Tensor] = []
         for tokens in micro_batches:
             loss = next_token_loss(self.engine(tokens[:, :-1]), tokens)
@@ -79,6 +85,7 @@ class Zero2(Strategy):
         return torch.stack(losses).mean()
 
     def describe(self) -> dict[str, Any]:
+        """What the engine decided, and what it holds outside model and optimizer."""
         zero = self.engine.optimizer
         reduce = str(self.engine.communication_data_type).removeprefix("torch.")
         used = {
@@ -95,7 +102,7 @@ class Zero2(Strategy):
         }
 
     def _held(self) -> dict[str, list[Tensor]]:
-        """What DeepSpeed keeps for itself: fp32 master weights, gradient partitions and buckets."""
+        """The fp32 master weights. Between two steps DeepSpeed 0.19 keeps no gradient and no bucket."""
         zero = self.engine.optimizer
         return {"optimizer_state": list(zero.single_partition_of_fp32_groups)}
 
@@ -106,10 +113,13 @@ def import_deepspeed(device: torch.device) -> Any:
         os.environ["DS_ACCELERATOR"] = "cpu"
     # Its handler writes to stdout from import on; what matters of it is in the manifest.
     logging.disable(logging.WARNING)
-    import deepspeed
-    import deepspeed.ops
-
-    logging.disable(logging.NOTSET)
+    try:
+        import deepspeed
+        import deepspeed.ops
+    except ImportError as error:
+        raise RecordError(f"zero2 is DeepSpeed's ({error}); install it with: pip install deepspeed") from error
+    finally:
+        logging.disable(logging.NOTSET)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # It serves inference only, and building it takes a C++ compiler and half a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,4 +1,4 @@
-"""What the model is, as the manifest tells it: parameters by their full shapes, wrap units, mesh, precision, versions."""
+"""The model, as the manifest tells it: parameters by their full shapes, wrap units, mesh, precision, versions."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def find_precision(model: torch.nn.Module) -> Precision:
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
     storage = max(sizes, key=lambda dtype: sizes[dtype]) if sizes else None
     states = [_fsdp_state(module) for _, module in named_modules(model)]
-    policy = next((state._mp_policy for state in states if state is not None), None)
+    policy: Any = next((state._mp_policy for state in states if state is not None), None)  # noqa: SLF001 - see _fsdp_state
     param = getattr(policy, "param_dtype", None) or storage
     reduce = getattr(policy, "reduce_dtype", None) or param
     return Precision(dtype_name(param), dtype_name(reduce), None, dtype_name(storage))
@@ -144,7 +144,7 @@ def find_precision(model: torch.nn.Module) -> Precision:
 
 def versions() -> dict[str, str | None]:
     """Versions of what decides a trace's contents; DeepSpeed's only where this process uses it."""
-    nccl: Any = torch.cuda.nccl.version() if torch.cuda.is_available() else None
+    nccl: Any = torch.cuda.nccl.version() if torch.cuda.is_available() else None  # pyright: ignore[reportAttributeAccessIssue]
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -172,15 +172,16 @@ def _cpu_name() -> str:
 
 
 def _fsdp_state(module: torch.nn.Module) -> Any:
-    # By its method, so that a bare process does not import torch.distributed.fsdp for the question.
+    # torch 2.13 has no public way to ask for a unit's settings. By the method, so that a bare process does not import
+    # torch.distributed.fsdp for the question.
     get = getattr(module, "_get_fsdp_state", None)
     return get() if get else None
 
 
 def _reshard_setting(state: Any) -> bool | int | None:
-    if state._auto_reshard_after_forward:
+    if state._auto_reshard_after_forward:  # noqa: SLF001 - see _fsdp_state
         return None
-    for group in state._fsdp_param_groups:
+    for group in state._fsdp_param_groups:  # noqa: SLF001
         after = group.post_forward_mesh_info
         if after is None:
             return False

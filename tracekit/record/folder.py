@@ -1,20 +1,21 @@
 """The run folder on disk: its names, the refusal of a folder in use, and files that appear whole or not at all.
 
-    manifest.json                 the run, written by rank 0
-    rank<r>.json.gz               the trace of a rank (with several cycles: cycle<c>/rank<r>.json.gz)
-    rank<r>.meta.json             a rank's entry of the manifest's `ranks`, written by that rank
-    .<name>.tmp                   a file being written
+manifest.json                 the run, written by rank 0
+rank<r>.json.gz               the trace of a rank (with several cycles: cycle<c>/rank<r>.json.gz)
+rank<r>.meta.json             a rank's entry of the manifest's `ranks`, written by that rank
+.<name>.tmp                   a file being written
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tracekit.record.errors import RecordError, RunExistsError
 
 MANIFEST = "manifest.json"
 RUN_PATTERNS = ("manifest.json", "rank*.json.gz", "rank*.meta.json", "cycle*/rank*.json.gz")
@@ -39,8 +40,8 @@ def run_files(folder: Path) -> list[Path]:
     return sorted(path for pattern in RUN_PATTERNS for path in folder.glob(pattern) if path.is_file())
 
 
-def claim(folder: Path, overwrite: bool) -> str | None:
-    """Makes `folder` ready for a new run and returns null, or the sentence why it cannot be used.
+def claim(folder: Path, overwrite: bool) -> None:
+    """Makes `folder` ready for a new run. Raises RunExistsError, or RecordError where the system refuses.
 
     With `overwrite` every file of the older run goes, whatever its rank or cycle, so that the ranks of two runs never
     mix; files that are not a run's stay. Several ranks may claim one folder at once: nothing is written here.
@@ -49,15 +50,18 @@ def claim(folder: Path, overwrite: bool) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
         found = run_files(folder)
         if found and not overwrite:
-            return f"{folder} holds a run already ({found[0].name}); choose another folder or allow overwriting it"
+            name = found[0].relative_to(folder).as_posix()
+            raise RunExistsError(
+                f"{folder} holds a run already ({name}); choose another folder or allow overwriting it"
+            )
         for path in [*found, *(path for pattern in TEMPORARY_PATTERNS for path in folder.glob(pattern))]:
             path.unlink(missing_ok=True)
         for path in folder.glob("cycle*"):
             if path.is_dir() and not any(path.iterdir()):
                 _remove_empty(path)
     except OSError as error:
-        return f"{folder} cannot be used as a run folder: {error.strerror or error}; choose another one"
-    return None
+        text = f"{folder} cannot be used as a run folder ({error.strerror or error}); choose another one"
+        raise RecordError(text) from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -96,7 +100,7 @@ def _appear(path: Path, write: Callable[[Path], Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

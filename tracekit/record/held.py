@@ -32,6 +32,8 @@ def held_bytes(model: torch.nn.Module, optimizer: Any, extra: Held | None = None
 
 def _new_storages(tensors: Iterable[torch.Tensor], seen: set[tuple[str, int]]) -> Iterator[int]:
     for tensor in tensors:
+        if tensor.is_meta:
+            continue
         storage = _local(tensor).untyped_storage()
         key = (str(storage.device), storage.data_ptr())
         if storage.nbytes() and key not in seen:

@@ -67,7 +67,7 @@ class GradOrder:
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        self.names: list[str] = []
+        self._names: dict[str, None] = {}
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._note(name))
             for name, parameter in named
@@ -79,11 +79,10 @@ class GradOrder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        return self.names or None
+        return list(self._names) or None
 
     def _note(self, name: str) -> Any:
         def note(_: torch.Tensor) -> None:
-            if name not in self.names:
-                self.names.append(name)
+            self._names.setdefault(name)
 
         return note

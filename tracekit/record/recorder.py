@@ -17,7 +17,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from tracekit import __version__
 from tracekit.record import describe, folder, results, team
 from tracekit.record.describe import Precision, Unit
-from tracekit.record.errors import RecordError, RunExistsError
+from tracekit.record.errors import RecordError
 from tracekit.record.held import Held, held_bytes
 from tracekit.record.marks import ForwardMarks, GradOrder
 from tracekit.record.schedule import Schedule, State
@@ -43,8 +43,8 @@ class Recorder:
     as it is and must be JSON.
 
     Raises RunExistsError on every rank when any rank's folder holds a run and `overwrite` is off; RecordError when the
-    recording cannot start for another reason. Once training runs, nothing the recorder does ends it: a trace that cannot
-    be written is a warning and is told in the manifest.
+    recording cannot start for another reason. Once training runs, nothing the recorder does ends it: a trace that
+    cannot be written is a warning and is told in the manifest.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Recorder:
         self.path = Path(path)
         self.schedule = schedule or Schedule()
         self._model, self._optimizer, self._held = model, optimizer, held
-        self._strategy, self._options, self._micro_batches = strategy, dict(options or {}), micro_batches
+        self._strategy, self._options, self._micro_batches = strategy, _as_json(options or {}), micro_batches
         self._units = _as_modules(units) if units is not None else describe.find_units(model)
         self._mesh, self._precision = mesh, precision
         self._with_stack, self._overwrite = with_stack, overwrite
@@ -109,7 +109,10 @@ class Recorder:
         with self._signals.held_back():
             self._stop_watching_gradients()
             self._prepare(self._num_done)
-            self._profiler.step()
+            with warnings.catch_warnings():
+                # torch notes at the second cycle that the first one's events are gone; they are written by then.
+                warnings.filterwarnings("ignore", message="(Warning: )?Profiler clears events")
+                self._profiler.step()
             if self._num_done == self.schedule.num_steps:
                 self._finish(None)
         self._times.start()
@@ -130,14 +133,18 @@ class Recorder:
 
         Every rank looks before any rank writes: the gathering is also the barrier between both.
         """
-        me = self._meta.content | {"run_id": uuid.uuid4().hex, "refusal": folder.claim(self.path, self._overwrite)}
-        metas = team.gather(self._team, me)
-        refused = [meta for meta in metas if meta["refusal"] is not None]
-        if refused:
-            sentence = refused[0]["refusal"]
-            raise RunExistsError(sentence) if "holds a run" in sentence else RecordError(sentence)
-        self._meta.content["run_id"] = metas[0]["run_id"]
-        return [meta | {"run_id": metas[0]["run_id"]} for meta in metas]
+        refusal: RecordError | None = None
+        try:
+            folder.claim(self.path, self._overwrite)
+        except RecordError as error:
+            refusal = error
+        mine = {"meta": self._meta.content, "run_id": uuid.uuid4().hex, "refusal": refusal}
+        everyone = team.gather(self._team, mine)
+        for other in everyone:
+            if other["refusal"] is not None:
+                raise other["refusal"]
+        self._meta.content["run_id"] = everyone[0]["run_id"]
+        return [other["meta"] | {"run_id": everyone[0]["run_id"]} for other in everyone]
 
     def _describe(self) -> dict[str, Any]:
         entries = describe.parameters(self._model, self._units)
@@ -165,7 +172,9 @@ class Recorder:
         if describe.has_fsdp2_units(self._model):
             return ForwardMarks([])
         modules = dict(describe.named_modules(self._model))
-        return ForwardMarks([(unit, modules[name]) for (unit, _), names in self._units for name in names if name in modules])
+        return ForwardMarks(
+            [(unit, modules[name]) for (unit, _), names in self._units for name in names if name in modules]
+        )
 
     def _make_profiler(self) -> profile:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
@@ -200,8 +209,7 @@ class Recorder:
 
     def _export(self, profiler: profile) -> None:
         """Writes the trace of the window that ends now: called by the profiler, at a window's end or when it is cut."""
-        cycle = self.schedule.cycle(self._num_done if self._cut else self._num_done - 1)
-        assert cycle is not None
+        cycle = (self._num_done if self._cut else self._num_done - 1) // self.schedule.cycle_steps
         file = folder.trace_name(self._team.rank, cycle, self.schedule.repeat)
         try:
             folder.write_trace(self.path / file, profiler.export_chrome_trace)
@@ -243,6 +251,16 @@ class Recorder:
             return f"the loop ended after {self._num_done} steps"
         text = " ".join(str(error).split())[:200]
         return f"{type(error).__name__}{': ' + text if text else ''} {when}"
+
+
+def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as JSON gives them back. Raises RecordError on every rank, before the training starts."""
+    try:
+        return json.loads(json.dumps(dict(options), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            f"the options cannot be written to the manifest ({error}); give text, numbers or lists"
+        ) from error
 
 
 def _as_modules(units: Sequence[Unit]) -> list[tuple[Unit, list[str]]]:

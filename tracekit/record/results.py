@@ -53,7 +53,9 @@ class Meta:
         for cycle, entry in enumerate(self.content["traces"]):
             if entry["reason"] == NOT_CLOSED:
                 first, last = self._schedule.window(cycle)
-                self.content["traces"][cycle] = unwritten(cycle, f"{reason}, before the window (steps {first} to {last})")
+                self.content["traces"][cycle] = unwritten(
+                    cycle, f"{reason}, before the window (steps {first} to {last})"
+                )
 
     def write(self, path: Path) -> None:
         """Writes the meta file. Raises OSError."""

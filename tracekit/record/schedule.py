@@ -12,7 +12,7 @@ State = Literal["idle", "warmup", "active", "last"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A cycle is `wait` idle steps, `warmup` steps with the profiler on and its events dropped, then `active` recorded ones.
+    """A cycle is `wait` idle steps, `warmup` steps whose events the profiler drops, then `active` recorded ones.
 
     Steps count from 0, as in the trace's `ProfilerStep#n` marks. After `repeat` cycles nothing is recorded any more.
     """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -29,6 +30,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self._pid = os.getpid()
         self._old: dict[int, Any] = {}
         self._held_back = False
         self._raised = False
@@ -60,7 +62,7 @@ class Signals:
         self._raised = False
 
     @contextmanager
-    def held_back(self, *, deliver: bool = True) -> Iterator[None]:
+    def held_back(self, *, deliver: bool = True) -> Generator[None, None, None]:
         """A signal inside the block is acted on at its end, or with `deliver` off when the handlers are given back."""
         self._held_back = True
         try:
@@ -72,6 +74,11 @@ class Signals:
             self._act(number, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A forked data loader inherits the handler but records nothing: it goes the way it would have gone.
+            signal.signal(number, self._old.get(number, signal.SIG_DFL))
+            signal.raise_signal(number)
+            return
         self.received = signal.Signals(number).name
         if self._held_back:
             self._pending = number
