@@ -40,6 +40,11 @@ def test_json(capsys):
     }
 
 
+def test_columns_can_be_picked(capsys):
+    (row,) = rows(capsys, "--columns", "dur_ns,rank", "--sort", "start_ns", "--limit", "1")
+    assert list(row.items()) == [("dur_ns", 900), ("rank", 0)]
+
+
 @pytest.mark.parametrize(
     ("args", "durations"),
     [
@@ -68,6 +73,7 @@ def test_choosing_and_ordering(args, durations, capsys):
         (["steps", "x", "--step", "two"], "--step two is not a list of whole numbers"),
         (["ranks", "x", "--step", "1"], "--step does not fit: this table has no column step"),
         (["steps", "x", "--sort", "dur"], "--sort dur is not a column: did you mean dur_ns?"),
+        (["steps", "x", "--columns", "rank,durns"], "--columns durns is not a column: did you mean dur_ns?"),
         (["steps", "x", "--sort", "rank:down"], "--sort rank:down ends in 'down': use rank:asc or rank:desc"),
         (["steps", "x", "--by", "layer"], "steps has no --by: only overlap, volume can be grouped"),
     ],

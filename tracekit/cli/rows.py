@@ -32,6 +32,18 @@ def only(frame: pl.DataFrame, column: str, wanted: Sequence[int]) -> pl.DataFram
     return frame.filter(pl.col(column).is_in(wanted))
 
 
+def chosen(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """The wanted columns in their order; all columns where none is wanted.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    unknown = next((column for column in columns if column not in frame.columns), None)
+    if unknown is not None:
+        raise UsageError(f"--columns {unknown} is not a column: {suggestion(unknown, frame.columns)}")
+    return frame.select(list(dict.fromkeys(columns))) if columns else frame
+
+
 def ordered(frame: pl.DataFrame, sort: str) -> pl.DataFrame:
     """The rows sorted by `COLUMN` or `COLUMN:desc`, unknown last; equal rows keep their order.
 

@@ -45,6 +45,7 @@ def command(
     limit: Annotated[
         int | None, typer.Option(min=0, help="At most this many rows; of a table 100 unless given.", show_default=False)
     ] = None,
+    columns: Annotated[str, typer.Option(help="Only these columns, in this order.", show_default=False)] = "",
     form: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -55,13 +56,15 @@ def command(
     ranks = integers(rank, "--rank") if rank else []
     import tracekit
     from tracekit.cli import output as out
-    from tracekit.cli.rows import only, ordered
+    from tracekit.cli.rows import chosen, only, ordered
 
     run = tracekit.open(runs)
     frame = catalogue.make(entry, run, names(by))
     frame = ordered(only(only(frame, "step", steps), "rank", ranks), sort)
     if limit is None and pick_format(form, output) is Format.TABLE:
         limit = _ROWS_FOR_PEOPLE
+    wanted = names(columns)
+    frame = chosen(frame, wanted)
     shown = frame if limit is None else frame.head(limit)
     cut = f"; {shown.height:,} of {frame.height:,} rows (--limit shows more)" if shown.height < frame.height else ""
     out.write(
@@ -71,5 +74,6 @@ def command(
         chosen=form,
         output=output,
         force=force,
+        keep=tuple(wanted),
         title=f"{entry.name} of {run.name}: {entry.answers}{cut}",
     )

@@ -26,8 +26,8 @@ _MS, _MIB = (10**6, "ms"), (2**20, "MiB")
 _TIME_UNITS = ((1, "ns"), (10**3, "µs"), _MS, (10**9, "s"))
 _BYTE_UNITS = ((1, "B"), (2**10, "KiB"), _MIB, (2**30, "GiB"))
 # Numbers that name or sort rather than measure.
-_LABELS = {"rank", "step", "cycle", "first_step", "last_step", "index", "call", "pid", "tid", "seq", "address"}
-_LABELS |= {"group_size", "num_ranks", "passes", "dp", "stage"}
+_PLACES = {"rank", "step", "cycle", "first_step", "last_step", "index", "call", "pid", "tid", "seq", "address"}
+_LABELS = _PLACES | {"group_size", "num_ranks", "passes", "dp", "stage"}
 _MOST_DECIMALS = 3
 _LONGEST_NAME = 60
 # C0 and C1 controls, and the marks that reverse or hide text.
@@ -109,7 +109,7 @@ def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) ->
     if hidden:
         notes.append(
             f"{len(hidden)} more columns, wider than this terminal: "
-            f"{', '.join(column.name for column in hidden)} (--format csv has them)"
+            f"{', '.join(column.name for column in hidden)} (--columns picks)"
         )
     return notes
 
