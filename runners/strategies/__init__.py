@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from runners.strategies.base import Strategy
+if TYPE_CHECKING:
+    # The names are wanted without torch, too.
+    from runners.strategies.base import Strategy
 
 MODULES = {
     "fsdp2": "runners.strategies.fsdp2",
