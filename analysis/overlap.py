@@ -51,25 +51,23 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
         UsageError: `by` names a column that communication cannot be grouped by.
     """
     keys = _checked(BY if by is None else by)
-    spans = communication(run)
-    place = [column for column in PLACE if column not in keys]
-    merged = islands(spans, [*keys, *place])
-    cover = run.work.filter(pl.col("class") == "compute")
+    # A group needs a key: without any, everything is in the one group of `all`.
+    groups = keys or ["all"]
+    spans = communication(run).with_columns(pl.lit(0).alias("all"))
+    merged = islands(spans, list(dict.fromkeys((*groups, *PLACE))))
+    hidden = covered(merged, run.work.filter(pl.col("class") == "compute"))
     times = (
-        merged.with_columns(
-            (pl.col("end_ns") - pl.col("start_ns")).alias("comm_ns"),
-            covered(merged, cover).alias("overlapped_ns"),
-        )
-        .group_by(keys)
+        merged.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("comm_ns"), hidden.alias("overlapped_ns"))
+        .group_by(groups)
         .agg(pl.col("comm_ns", "overlapped_ns").sum())
     )
-    counts = spans.group_by(keys, maintain_order=True).agg(pl.col("is_collective").sum().alias("num_collectives"))
+    counts = spans.group_by(groups).agg(pl.col("is_collective").sum().alias("num_collectives"))
     return (
-        counts.join(times, on=keys, how="left", nulls_equal=True, maintain_order="left")
+        counts.join(times, on=groups, how="left", nulls_equal=True)
         .with_columns((pl.col("comm_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))
         .with_columns(ratio("overlapped_ns", "comm_ns").alias("overlap_ratio"))
+        .sort(groups)
         .select(*keys, *(pl.col(name).cast(dtype) for name, dtype in MEASURES.items()))
-        .sort(keys, maintain_order=True)
     )
 
 

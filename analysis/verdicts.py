@@ -84,7 +84,7 @@ def _volume(run: Run) -> str | None:
 def _difference(ledger: pl.DataFrame, moved: str) -> str:
     """How the measured volume compares with the theory, with the reasons worth naming, as part of a sentence."""
     one = ledger.join(ledger.select("rank", "step").head(1), on=["rank", "step"], how="semi")
-    psi = dict(one.select("term", "psi").iter_rows())
+    psi: dict[str, float | None] = dict(one.select("term", "psi").iter_rows())
     theory, rest = psi.pop("theory", None), psi.pop("unexplained", None)
     total = psi.pop("measured")
     if theory is None or total is None:
@@ -172,8 +172,7 @@ def _exposed(run: Run) -> str | None:
     if groups.is_empty():
         return f"{share} ({100 * exposed / length:.0f} %)."
     kind, layer, phase, worst = groups.select("kind", "layer", "phase", "exposed_ns").row(0)
-    place = "no one layer" if layer is None else layer or "the root unit"
-    where = f"the largest part, {_time((worst or 0) / steps.height)}, is {kind} of {place} in {phase}"
+    where = f"the largest part, {_time((worst or 0) / steps.height)}, is {_place(kind, layer, phase)}"
     return f"{share} ({100 * exposed / length:.0f} %); {where}."
 
 
@@ -230,6 +229,16 @@ def _complete(run: Run, table: pl.DataFrame) -> pl.DataFrame:
 
 def _number(value: Any) -> float:
     return float(value or 0)
+
+
+def _place(kind: str, layer: str | None, phase: str | None) -> str:
+    """A kind of collective with the layer and phase that are known of it."""
+    known = phase if phase in {"forward", "backward", "optimizer"} else None
+    if layer is None:
+        return f"{kind} in {known}" if known else f"{kind}, layer and phase unknown"
+    # A bucket spans layers ("layers.3..layers.2"); the root's name is empty.
+    owner = " to ".join(name or "the root unit" for name in layer.split(".."))
+    return f"{kind} of {owner} in {known}" if known else f"{kind} of {owner}"
 
 
 def _words(category: str) -> str:

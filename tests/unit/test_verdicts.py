@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from fakes import SMALL, collective, common_fixture, manifest_of, parameter, run_of, step, work
+from msgspec.structs import replace
+from test_volume import run_as_planned
+
+from analysis.verdicts import verdicts
+from tracekit.read.manifest import Held, Precision, RankInfo, StepTimes
+
+
+def sentence(run, start) -> str | None:
+    return next((text for text in verdicts(run) if text.startswith(start)), None)
+
+
+def test_fsdp2_is_told_why_it_moves_less():
+    # Ψ = 100, of which 8 in the root.
+    model = (parameter("root", 2, 4), parameter("a.w", 2, 46, layer="a"))
+    manifest = manifest_of("fsdp2", model, units=("a", ""))
+    assert sentence(run_as_planned(manifest), "FSDP2") == (
+        "FSDP2 moved 2.92Ψ a step, 0.08Ψ less than 3Ψ because the root unit is not gathered again; "
+        "0 % of its time was hidden under compute."
+    )
+
+
+def test_deepspeed_is_told_what_it_does_instead():
+    model = [parameter("w", 1000, 1)]
+    manifest = manifest_of("zero2", model, units=("",), precision=Precision("bfloat16", None))
+    run = run_as_planned(manifest, work=[work("compute", "stream 7", 0, 1)])
+    assert sentence(run, "DeepSpeed's stage 2") == (
+        "DeepSpeed's stage 2 moved 3.00Ψ a step, not 2Ψ: it all-reduces gradients (2Ψ) where the lesson "
+        "reduce-scatters them (Ψ); 100 % of its time was hidden under compute."
+    )
+
+
+def test_what_the_lesson_says_is_said_to_be_so():
+    text = sentence(run_as_planned(manifest_of("zero2-fsdp2", SMALL)), "FSDP2 without resharding")
+    assert text is not None
+    assert "moved 2.00Ψ a step, as the lesson says; " in text
+
+
+def test_several_reasons_are_named_largest_first():
+    model = (parameter("root", 3, 2), parameter("a.w", 4, 2, layer="a"))
+    text = sentence(run_as_planned(manifest_of("fsdp2", model, units=("a", ""))), "FSDP2")
+    # Ψ = 14: root 6 not gathered again, 2 of padding in a gather and a reduction.
+    assert text is not None
+    assert "2.86Ψ a step, 0.14Ψ less than 3Ψ because the root unit is not gathered again and dim 0 is padded" in text
+
+
+def test_the_unexplained_is_admitted():
+    extra = collective("all_reduce", "stream 20", 0, 1, numel=12)
+    text = sentence(run_as_planned(manifest_of("zero2-fsdp2", SMALL), extra), "FSDP2")
+    assert text is not None
+    assert "moved 3.00Ψ a step, not 2Ψ: of +1.00Ψ that nothing explains" in text
+
+
+def test_an_emulating_backend_is_told():
+    run = run_as_planned(manifest_of("fsdp2", SMALL, backend="gloo"))
+    emulated = pl.when(pl.col("kind") == "reduce_scatter").then(pl.lit("all_reduce")).otherwise("kind")
+    run.collectives = run.collectives.with_columns(emulated.alias("backend_kind"))
+    assert sentence(run, "gloo") == "gloo ran reduce_scatter as all_reduce, so 3.67Ψ a step really crossed."
+
+
+def test_the_largest_exposed_part_is_named_with_its_place():
+    run = common_fixture()
+    run.collectives = run.collectives.with_columns(pl.lit("").alias("layer"), pl.lit("forward").alias("phase"))
+    assert sentence(run, "Exposed") == (
+        "Exposed communication took 50.0 µs of a step of 150.0 µs (33 %); "
+        "the largest part, 50.0 µs, is all_gather of the root unit in forward."
+    )
+
+
+def test_memory_stands_beside_its_floor():
+    held = Held(parameters=1024, optimizer_state=2048)
+    manifest = replace(manifest_of("fsdp2", SMALL), ranks=[RankInfo(rank=0, device="cpu", held_bytes=held)])
+    events = [{"device": "cpu", "ts_ns": 1, "delta_bytes": 4096, "category": "activations"}]
+    assert sentence(run_of(manifest, memory=events), "Memory") == (
+        "Memory peaked at 7.00 KiB on rank 0, most of it activations (4.00 KiB), "
+        "6.81 KiB above the lesson's floor of 192 B."
+    )
+
+
+def test_81_decimal_gigabytes_are_told_in_binary_ones():
+    events = [{"ts_ns": 1, "delta_bytes": 81_352_720_384, "category": "activations"}]
+    assert sentence(run_of(memory=events), "Memory") == (
+        "Memory peaked at 75.77 GiB on rank 0, most of it activations (75.77 GiB); its floor is unknown."
+    )
+
+
+def test_a_foreign_trace_is_told_in_bytes_with_what_is_missing():
+    run = common_fixture()
+    known = collective("all_gather", "stream 20", 1060, 1160, numel=256)
+    run.collectives = run_of(collectives=[known, collective("broadcast", "stream 20", 0, 0)]).collectives
+    moved = "Each rank moved, on average: all_gather 1.00 KiB in 1 call, broadcast of unknown size in 1 call"
+    exposed = "Exposed communication took 50.0 µs of a step of 150.0 µs (33 %)"
+    assert verdicts(run) == [
+        f"{moved}; 50 % of its time was hidden under compute.",
+        "Sizes are known for 1 of 2 collectives, so totals are lower bounds.",
+        f"{exposed}; the largest part, 50.0 µs, is all_gather, layer and phase unknown.",
+        "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
+        "The trace has no memory events, so its memory is unknown.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "phase", "place"),
+    [
+        ("layers.1", "backward", "all_gather of layers.1 in backward"),
+        ("layers.3..layers.2", "backward", "all_gather of layers.3 to layers.2 in backward"),
+        ("..layers.3", "other", "all_gather of the root unit to layers.3"),
+        (None, "optimizer", "all_gather in optimizer"),
+    ],
+)
+def test_a_place_is_told_as_far_as_it_is_known(layer, phase, place):
+    run = common_fixture()
+    run.collectives = run.collectives.with_columns(
+        pl.lit(layer, pl.String).alias("layer"), pl.lit(phase).alias("phase")
+    )
+    text = sentence(run, "Exposed")
+    assert text is not None
+    assert text.endswith(f"the largest part, 50.0 µs, is {place}.")
+
+
+def test_unknown_sizes_are_said_to_be_unknown():
+    run = run_of(steps=[step(5, 0, 1)], collectives=[collective("all_gather", "stream 20", 0, 1)])
+    assert "The sizes of all 1 collectives are unknown: only their durations can be told." in verdicts(run)
+
+
+def test_the_price_of_recording_is_told_when_it_is_felt():
+    manifest = manifest_of("fsdp2", SMALL)
+    slow, quick = (replace(manifest, step_times=StepTimes(overhead_ratio=ratio)) for ratio in (1.16, 1.01))
+    assert (
+        sentence(run_of(slow), "Recording")
+        == "Recording made steps 16 % longer, so read times as shares, not as speeds."
+    )
+    assert sentence(run_of(quick), "Recording") is None
+
+
+def test_cut_steps_and_missing_marks_are_told():
+    cut = run_of(steps=[step(5, 0, 1), step(6, 1, 2, complete=False)])
+    assert sentence(cut, "1 of 2 recorded steps")
+    assert sentence(run_of(steps=[step(None, 0, 1)]), "The trace has no step marks")
+
+
+@pytest.mark.parametrize("manifest", [None, manifest_of("fsdp2", SMALL), manifest_of("unheard of", SMALL)])
+def test_an_empty_run_is_told_to_be_empty(manifest):
+    texts = verdicts(run_of(manifest))
+    assert texts[0] == "No collective was found, so there is no communication to account for."
+    assert all(text.endswith(".") and "None" not in text and "nan" not in text for text in texts)
