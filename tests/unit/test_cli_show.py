@@ -132,3 +132,9 @@ def test_table_names_are_unique_and_listed_in_the_help(capsys):
     cli.run(["show", "--help"])
     out = capsys.readouterr().out
     assert all(f" {table.name} " in out for table in catalogue.TABLES)
+
+
+def test_the_report_holds_the_same_tables_under_the_same_names():
+    from analysis.report import TABLES
+
+    assert {name: catalogue.find(name).home for name in TABLES} == TABLES

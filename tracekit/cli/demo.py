@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,14 +20,6 @@ STRATEGIES = ("fsdp2", "zero2")
 _LOSS = re.compile(r"^step \d+: loss (\d+\.\d+)")
 
 
-@dataclass(frozen=True)
-class Losses:
-    """What rank 0 printed at the first and at the last step."""
-
-    first: float
-    last: float
-
-
 def add_to(app: typer.Typer) -> None:
     """Adds the command to the app."""
     app.command("demo", epilog="Example: [bold]tracekit demo --out out/demo[/]")(command)
@@ -40,29 +31,29 @@ def command(
     ] = Path("out/demo"),
 ) -> None:
     """Train FSDP2 and ZeRO-2 (DeepSpeed) here on two CPU ranks, and explain what each sent, hid and held."""
-    from analysis.report import write_report
-
     import tracekit
+    from analysis.facts import summary
+    from analysis.report import write_report
     from tracekit.cli.console import console, progress
-    from tracekit.cli.summary import draw, summarise
+    from tracekit.cli.summary import draw
 
     if find_spec("deepspeed") is None:
         raise UsageError("the demo's ZeRO-2 run needs DeepSpeed: pip install 'zero-tracekit[deepspeed]'")
-    losses: list[Losses | None] = []
+    losses: list[tuple[float, float] | None] = []
     for strategy in STRATEGIES:
         with progress(f"recording {strategy} on 2 ranks") as tell:
             losses.append(_record(strategy, out / strategy, tell))
     with progress("analysing both runs"):
         runs = [tracekit.open(out / strategy) for strategy in STRATEGIES]
         paths = write_report(runs, out / "report", force=True)
-        summaries = [summarise(run) for run in runs]
-    draw(summaries, losses, console())
+        numbers = {run.name: {"psi": run.psi, **summary(run)} for run in runs}
+    draw(numbers, losses, console())
     tell_report(paths)
     print(f"open {paths.html} in a browser; tracekit view {paths.html.parent} shows the trace")
 
 
-def _record(strategy: str, folder: Path, tell: Callable[[str], None]) -> Losses | None:
-    """Records over what an earlier demo left; the losses where two or more were printed."""
+def _record(strategy: str, folder: Path, tell: Callable[[str], None]) -> tuple[float, float] | None:
+    """Records over what an earlier demo left; the first and the last loss."""
     seen: list[float] = []
 
     def take(line: str) -> None:
@@ -71,4 +62,4 @@ def _record(strategy: str, folder: Path, tell: Callable[[str], None]) -> Losses 
             seen.append(float(match[1]))
 
     record(strategy, folder, nproc=2, model="tiny", force=True, on_line=take)
-    return Losses(seen[0], seen[-1]) if len(seen) > 1 else None
+    return (seen[0], seen[-1]) if len(seen) > 1 else None
