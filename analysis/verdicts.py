@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import memory, overlap, volume
+from tracekit.model.buckets import ROOT
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -236,8 +237,8 @@ def _place(kind: str, layer: str | None, phase: str | None) -> str:
     known = phase if phase in {"forward", "backward", "optimizer"} else None
     if layer is None:
         return f"{kind} in {known}" if known else f"{kind}, layer and phase unknown"
-    # A bucket spans layers ("layers.3..layers.2"); the root's name is empty.
-    owner = " to ".join(name or "the root unit" for name in layer.split(".."))
+    # A bucket spans layers ("layers.3..layers.2"); the root's name is empty, or stands in brackets in a span.
+    owner = " to ".join("the root unit" if name in {"", ROOT} else name for name in layer.split(".."))
     return f"{kind} of {owner} in {known}" if known else f"{kind} of {owner}"
 
 

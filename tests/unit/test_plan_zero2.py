@@ -3,6 +3,7 @@ from __future__ import annotations
 import polars as pl
 from fakes import SMALL, manifest_of, parameter
 
+from tracekit.model.buckets import with_bucket_layers
 from tracekit.plan import plan, terms
 from tracekit.read.manifest import Precision
 
@@ -28,7 +29,7 @@ def terms_of(manifest) -> dict[str, tuple[int, int]]:
 
 def test_a_bucket_is_sent_when_the_next_gradient_would_overflow_it():
     # Reverse registration: last (4), b (8), a (8), first (4); 12 hold last and b, then a and first.
-    assert gradients(deepspeed(bucket=12)) == [("..b", "all_reduce", 12), ("a..", "all_reduce", 12)]
+    assert gradients(deepspeed(bucket=12)) == [("(root)..b", "all_reduce", 12), ("a..(root)", "all_reduce", 12)]
     assert gradients(deepspeed(bucket=8)) == [
         ("", "all_reduce", 4),
         ("b", "all_reduce", 8),
@@ -43,7 +44,7 @@ def test_the_observed_order_decides_over_registration():
 
 
 def test_the_default_bucket_holds_a_small_model_whole():
-    assert gradients(deepspeed(bucket=None)) == [("..a", "all_reduce", 24)]
+    assert gradients(deepspeed(bucket=None)) == [("(root)..a", "all_reduce", 24)]
 
 
 def test_the_step_ends_with_two_scalars_and_one_gather():
@@ -94,10 +95,10 @@ def test_each_owner_gets_its_part_when_buckets_are_not_all_reduced():
     manifest = deepspeed(ranks=4, bucket=12, options={"use_multi_rank_bucket_allreduce": False})
     # last and b: 4 of rank 3, then 6 of rank 2 and 2 more of rank 3. a and first: 2 + 4 of rank 0, 6 of rank 1.
     assert gradients(manifest) == [
-        ("..b", "reduce", 6),
-        ("..b", "reduce", 6),
-        ("a..", "reduce", 6),
-        ("a..", "reduce", 6),
+        ("(root)..b", "reduce", 6),
+        ("(root)..b", "reduce", 6),
+        ("a..(root)", "reduce", 6),
+        ("a..(root)", "reduce", 6),
     ]
     assert "all-reduce in place of reduce-scatter" not in terms_of(manifest)
 
@@ -129,3 +130,14 @@ def test_full_precision_needs_no_overflow_check():
 def test_gradients_may_travel_wider_than_parameters():
     manifest = manifest_of("zero2", SMALL, precision=Precision("bfloat16", "float32"))
     assert terms_of(manifest)["gradients reduced in another type"] == (0, 48)
+
+
+def test_the_plan_spells_buckets_as_the_model_finds_them_in_a_trace():
+    manifest = deepspeed(bucket=12, grad_order=["last", "b.weight", "a.weight", "first"])
+    sent = plan(manifest).filter(pl.col("phase") == "backward")
+    here = [pl.lit(value).alias(name) for name, value in (("rank", 0), ("cycle", 0), ("step", 5))]
+    seen = sent.select("kind", "in_numel", pl.lit(None, pl.String).alias("layer"), pl.lit("other").alias("phase"))
+    found = with_bucket_layers(
+        seen.with_row_index("row").with_columns(*here, pl.col("row").cast(pl.Int64).alias("issued_ns")), manifest
+    )
+    assert found.select("layer", "phase").rows() == sent.select("layer", "phase").rows()

@@ -108,7 +108,7 @@ def test_a_foreign_trace_is_told_in_bytes_with_what_is_missing():
     [
         ("layers.1", "backward", "all_gather of layers.1 in backward"),
         ("layers.3..layers.2", "backward", "all_gather of layers.3 to layers.2 in backward"),
-        ("..layers.3", "other", "all_gather of the root unit to layers.3"),
+        ("(root)..layers.3", "other", "all_gather of the root unit to layers.3"),
         (None, "optimizer", "all_gather in optimizer"),
     ],
 )

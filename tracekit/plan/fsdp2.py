@@ -43,9 +43,7 @@ def collectives(manifest: Manifest, *, keep_gathered: bool = False) -> list[Call
     calls: list[Call] = []
     for micro_batch in range(manifest.micro_batches):
         calls += (_gather((name, "forward", micro_batch), gathered[name], ranks) for name in units)
-        gathers = {
-            name: _gather((name, "backward", micro_batch), gathered[name], again[name]) for name in again
-        }
+        gathers = {name: _gather((name, "backward", micro_batch), gathered[name], again[name]) for name in again}
         for name, following in pairwise([*_backward_order(units), None]):
             calls += (gathers.pop(due) for due in (name, following) if due in gathers)
             if name:
@@ -135,8 +133,7 @@ def _gathered(manifest: Manifest, parameters: list[Parameter]) -> tuple[int, str
     if len(dtypes) == 1:
         return _padded(parameters, ranks), dtypes.pop()
     return sum(
-        padded_numel(parameter, ranks) * item_size(_gather_dtype(manifest, parameter))
-        for parameter in parameters
+        padded_numel(parameter, ranks) * item_size(_gather_dtype(manifest, parameter)) for parameter in parameters
     ), "uint8"
 
 
@@ -164,9 +161,7 @@ def _shape_terms(manifest: Manifest, ranks: int, gathers: int, *, keep_gathered:
     yield Term("mixed types gathered as bytes", sum(passes[name] * numel for name, numel in mixed.items()), 0)
 
 
-def _padding(
-    manifest: Manifest, units: dict[str, list[Parameter]], passes: dict[str, int], ranks: int
-) -> Term:
+def _padding(manifest: Manifest, units: dict[str, list[Parameter]], passes: dict[str, int], ranks: int) -> Term:
     numel = size = 0
     for name, owned in units.items():
         for parameter in owned:

@@ -103,8 +103,7 @@ def axis_size(manifest: Manifest, axis: str = "dp_shard") -> int:
 def plan_frame(calls: Iterable[Call]) -> pl.DataFrame:
     """Expected collectives as a frame with PLAN_SCHEMA; none gives an empty frame."""
     rows = [
-        (*call, payload_numel(call), payload_numel(call) * item_size(call.dtype), PASSES[call.kind])
-        for call in calls
+        (*call, payload_numel(call), payload_numel(call) * item_size(call.dtype), PASSES[call.kind]) for call in calls
     ]
     return pl.DataFrame(rows, schema=PLAN_SCHEMA, orient="row")
 

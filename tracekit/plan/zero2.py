@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit.model.buckets import ROOT
 from tracekit.plan.schema import (
     PASSES,
     Call,
@@ -63,9 +64,7 @@ def terms(manifest: Manifest) -> list[Term]:
     size, sent = item_size(_model_dtype(manifest)), item_size(_gradient_dtype(manifest))
     gathered = gathered_numel(manifest)
     gradient_calls = list(_gradient_calls(manifest))
-    crossing = (
-        sum(payload_numel(call) * PASSES[call.kind] for call in gradient_calls) // manifest.micro_batches
-    )
+    crossing = sum(payload_numel(call) * PASSES[call.kind] for call in gradient_calls) // manifest.micro_batches
     result = [
         Term("theory", 2 * psi, 2 * psi * size),
         Term("frozen parameters not sent", 2 * (trained - psi), 2 * (trained - psi) * size),
@@ -114,9 +113,12 @@ def gathered_numel(manifest: Manifest) -> int:
 
 
 def bucket_layer(bucket: Iterable[Parameter]) -> str:
-    """The layer of a bucket: its only one, else the span `first..last` in the order of its gradients."""
+    """The layer of a bucket: its only one, else the span `first..last` in the order of its gradients.
+
+    Spelled as the model spells the layers of a bucket that it found in a trace.
+    """
     layers = list(dict.fromkeys(parameter.layer for parameter in bucket))
-    return layers[0] if len(layers) == 1 else f"{layers[0]}..{layers[-1]}"
+    return layers[0] if len(layers) == 1 else f"{layers[0] or ROOT}..{layers[-1] or ROOT}"
 
 
 def _gradient_calls(manifest: Manifest) -> Iterator[Call]:
