@@ -186,7 +186,7 @@ def _memory(run: Run) -> str | None:
     rank, device, total = totals.row(-1)
     parts = top.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("bytes", descending=True)
     largest, size = parts.select("category", "bytes").row(0)
-    sentence = f"Memory peaked at {_size(total)} on rank {rank}, most of it {_words(largest)} ({_size(size)})"
+    sentence = f"Memory peaked at {_size(total)} on rank {rank}, the largest part {_words(largest)} ({_size(size)})"
     theory = memory.floor(run).filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
     if theory.is_empty():
         return f"{sentence}; its floor is unknown."

@@ -76,7 +76,7 @@ def test_memory_stands_beside_its_floor():
     manifest = replace(manifest_of("fsdp2", SMALL), ranks=[RankInfo(rank=0, device="cpu", held_bytes=held)])
     events = [{"device": "cpu", "ts_ns": 1, "delta_bytes": 4096, "category": "activations"}]
     assert sentence(run_of(manifest, memory=events), "Memory") == (
-        "Memory peaked at 7.00 KiB on rank 0, most of it activations (4.00 KiB), "
+        "Memory peaked at 7.00 KiB on rank 0, the largest part activations (4.00 KiB), "
         "6.81 KiB above the lesson's floor of 192 B."
     )
 
@@ -84,7 +84,7 @@ def test_memory_stands_beside_its_floor():
 def test_81_decimal_gigabytes_are_told_in_binary_ones():
     events = [{"ts_ns": 1, "delta_bytes": 81_352_720_384, "category": "activations"}]
     assert sentence(run_of(memory=events), "Memory") == (
-        "Memory peaked at 75.77 GiB on rank 0, most of it activations (75.77 GiB); its floor is unknown."
+        "Memory peaked at 75.77 GiB on rank 0, the largest part activations (75.77 GiB); its floor is unknown."
     )
 
 
