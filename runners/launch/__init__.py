@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,12 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 ERROR_PREFIX = "error: "
 # torchrun gives its workers 30 seconds to end after SIGTERM, in which the recorder writes what it has.
 GRACE_S = 35.0
 KEPT_LINES = 200
+# The last line of a traceback, with the rank that torch puts before it.
+EXCEPTION = re.compile(r"(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception|Interrupt): .*\S)")
 
 
 class LaunchError(RuntimeError):
@@ -51,10 +55,8 @@ def run(
         env=environment(),
     )
     errors: deque[str] = deque(maxlen=KEPT_LINES)
-    readers = [
-        threading.Thread(target=_drain, args=(process.stdout, on_line), daemon=True),
-        threading.Thread(target=_drain, args=(process.stderr, errors.append), daemon=True),
-    ]
+    takers = ((process.stdout, on_line), (process.stderr, errors.append))
+    readers = [threading.Thread(target=_drain, args=taker, daemon=True) for taker in takers]
     for reader in readers:
         reader.start()
     old_handler = _terminate_politely()
@@ -92,19 +94,14 @@ def reason(lines: Sequence[str], code: int) -> str:
     if told:
         return told[0]
     # torchrun's own traceback comes last and tells only that a child failed.
-    causes = [line for line in lines if _names_exception(line) and "ChildFailedError" not in line]
-    return causes[-1].strip() if causes else f"torchrun ended with code {code}"
+    causes = [match[1] for line in lines if (match := EXCEPTION.match(line)) and "ChildFailedError" not in line]
+    return causes[-1] if causes else f"torchrun ended with code {code}"
 
 
-def _names_exception(line: str) -> bool:
-    head, colon, _ = line.partition(":")
-    name = head.split("]")[-1].strip().rpartition(".")[2]
-    return bool(colon) and name.endswith(("Error", "Exception", "Interrupt")) and name.isidentifier()
-
-
-def _drain(stream: object, take: Callable[[str], None]) -> None:
-    for line in stream:  # type: ignore[attr-defined]
-        take(line.rstrip("\n"))
+def _drain(stream: TextIO, take: Callable[[str], None]) -> None:
+    with stream:
+        for line in stream:
+            take(line.rstrip("\n"))
 
 
 def _terminate_politely() -> signal.Handlers | None:
