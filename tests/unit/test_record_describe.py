@@ -56,6 +56,14 @@ def test_wrapper_names_are_cleaned():
     assert describe.clean_name("_fsdp_wrapped_module") == ""
 
 
+def test_replicating_wrappers_are_looked_through():
+    model = Toy()
+    engine = type("DeepSpeedEngine", (nn.Module,), {})()
+    engine.module = model
+    assert describe.without_replicas(engine) is model
+    assert describe.without_replicas(model) is model
+
+
 def test_children_come_before_parents():
     names = [name for name, _ in describe.named_modules(Toy())]
     assert names == ["embed", "layers.0", "layers.1", "layers", "head", ""]

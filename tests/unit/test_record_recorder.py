@@ -163,7 +163,7 @@ def test_an_exception_inside_the_window(tmp_path, record):
     with pytest.raises(ValueError, match="boom"):
         record(9, during=fail)
     entry = the_trace(tmp_path / "run")
-    assert (entry["complete"], entry["reason"]) == (False, "ValueError: boom and more in step 3")
+    assert (entry["complete"], entry["reason"]) == (False, "ValueError in step 3: boom and more")
     assert (entry["first_step"], entry["last_step"]) == (2, 2)
     assert marks(read(tmp_path / "run" / "rank0.json.gz")) == ["ProfilerStep#2", "ProfilerStep#3"]
 

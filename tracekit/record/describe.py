@@ -38,6 +38,13 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
 
 
+def without_replicas(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's model inside DistributedDataParallel or a DeepSpeed engine, which put `module.` before every name."""
+    while type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
+        model = model.get_submodule("module")
+    return model
+
+
 def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Every module once, children before parents (the order in which units are wrapped); the root last as ""."""
 

@@ -32,6 +32,8 @@ ACTIONS: dict[State, ProfilerAction] = {
 # How long rank 0 waits for the other ranks' last words. After an error they may hang in a collective until rank 0 is
 # gone, so waiting is of no use; readers find their files anyway.
 PATIENCE_S, PATIENCE_AFTER_ERROR_S = 30.0, 0.5
+# Characters of an exception's text that the manifest keeps.
+MAX_REASON = 200
 
 
 class Recorder:
@@ -66,9 +68,9 @@ class Recorder:
     ) -> None:
         self.path = Path(path)
         self.schedule = schedule or Schedule()
-        self._model, self._optimizer, self._held = model, optimizer, held
+        self._model, self._optimizer, self._held = describe.without_replicas(model), optimizer, held
         self._strategy, self._options, self._micro_batches = strategy, _as_json(options or {}), micro_batches
-        self._units = _as_modules(units) if units is not None else describe.find_units(model)
+        self._units = _as_modules(units) if units is not None else describe.find_units(self._model)
         self._mesh, self._precision = mesh, precision
         self._with_stack, self._overwrite = with_stack, overwrite
         self._signals, self._times = Signals(), results.StepTimes(self.schedule)
@@ -244,13 +246,12 @@ class Recorder:
             warnings.warn(f"{self.path}: the run's description could not be written ({error})", stacklevel=2)
 
     def _why_cut(self, error: BaseException | None) -> str:
-        when = f"in step {self._num_done}"
         if self._signals.received is not None:
-            return f"{self._signals.received} arrived {when}"
+            return f"{self._signals.received} arrived in step {self._num_done}"
         if error is None:
             return f"the loop ended after {self._num_done} steps"
-        text = " ".join(str(error).split())[:200]
-        return f"{type(error).__name__}{': ' + text if text else ''} {when}"
+        text = " ".join(str(error).split())[:MAX_REASON]
+        return f"{type(error).__name__} in step {self._num_done}{': ' + text if text else ''}"
 
 
 def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
