@@ -91,7 +91,8 @@ def connect(args: argparse.Namespace) -> Setup:
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        # Started without torchrun: one rank that talks to itself.
+        # Started without torchrun: one rank that talks to itself. DeepSpeed asks the environment which one.
+        os.environ["LOCAL_RANK"] = "0"
         dist.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     return Setup(args, device, dist.get_rank(), dist.get_world_size())
 

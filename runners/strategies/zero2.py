@@ -51,6 +51,8 @@ class Zero2(Strategy):
 
     def _config(self) -> dict[str, Any]:
         args = self.setup.args
+        if args.param_dtype == "float16":
+            raise RecordError("zero2 computes in bfloat16 or float32 here; give one of them as --param-dtype")
         quarter = self.model.size.num_params() // BUCKETS_A_MODEL
         bucket = args.bucket_numel or min(quarter, MAX_BUCKET_NUMEL)
         self.zero = {

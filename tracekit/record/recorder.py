@@ -45,8 +45,8 @@ class Recorder:
     as it is and must be JSON.
 
     Raises RunExistsError on every rank when any rank's folder holds a run and `overwrite` is off; RecordError when the
-    recording cannot start for another reason. Once training runs, nothing the recorder does ends it: a trace that
-    cannot be written is a warning and is told in the manifest.
+    recording cannot start for another reason. Once it has started, a trace that cannot be written is a warning and told
+    in the manifest; the training goes on.
     """
 
     def __init__(
