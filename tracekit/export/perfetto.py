@@ -67,8 +67,8 @@ def packets(runs: Sequence[Run]) -> Iterator[bytes]:
 def counters(run: Run) -> pl.DataFrame:
     """Return the counters of a run: rank, name, device, `value` in bytes at `ts_ns`, in order of time.
 
-    Memory is what the allocator reports. Bytes moved is the sum of the payloads of the collectives that have
-    ended, those with a known payload.
+    Memory is the curve of `analysis.memory`. Bytes moved is the sum of the payloads of the collectives that
+    have ended, those with a known payload.
     """
     moved = (
         run.collectives.filter(pl.col("dur_ns").is_not_null() & pl.col("payload_bytes").is_not_null())
@@ -81,19 +81,19 @@ def counters(run: Run) -> pl.DataFrame:
         )
     )
     columns = ["rank", "name", "device", "ts_ns", "value"]
-    memory = run.memory.unpivot(
-        list(_MEMORY_COUNTERS), index=["rank", "device", "ts_ns"], variable_name="name", value_name="value"
-    ).with_columns(pl.col("name").replace(_MEMORY_COUNTERS))
+    from analysis.memory import timeline  # the one place that knows what a CPU held before the window
+
+    memory = (
+        timeline(run)
+        .unpivot(list(_MEMORY_COUNTERS), index=["rank", "device", "ts_ns"], variable_name="name", value_name="value")
+        .with_columns(pl.col("name").replace(_MEMORY_COUNTERS))
+    )
     kinds = (pl.Int32, pl.String, pl.String, pl.Int64, pl.Int64)
     casts = [pl.col(column).cast(kind) for column, kind in zip(columns, kinds, strict=True)]
     # An allocator that reserves nothing (the CPU's) has nothing to show.
     used = pl.col("value").max().over("rank", "name", "device") > 0
     parts = [part.select(casts).filter(used) for part in (memory, moved)]
-    return (
-        pl.concat(parts)
-        .drop_nulls(["ts_ns", "value"])
-        .sort("rank", "name", "device", "ts_ns", maintain_order=True)
-    )
+    return pl.concat(parts).drop_nulls(["ts_ns", "value"]).sort("rank", "name", "device", "ts_ns", maintain_order=True)
 
 
 class _RunWriter:
@@ -237,9 +237,7 @@ def _shown(column: str, value: str) -> str:
 def _packet() -> Any:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
-    return TracePacket(
-        trusted_packet_sequence_id=_SEQUENCE, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-    )
+    return TracePacket(trusted_packet_sequence_id=_SEQUENCE, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
 
 
 def _first_packet(names: dict[str, dict[Any, int]]) -> bytes:

@@ -91,9 +91,7 @@ def exposed_slices(work: pl.DataFrame) -> pl.DataFrame:
         owner, starts, ends = _uncovered(comm["start_ns"].to_numpy(), comm["end_ns"].to_numpy(), hidden)
         bounds = {"start_ns": pl.Series(starts, dtype=pl.Int64), "end_ns": pl.Series(ends, dtype=pl.Int64)}
         found.append(
-            comm[owner].with_columns(
-                **bounds, track=pl.lit("exposed communication"), lane=pl.lit(None, pl.String)
-            )
+            comm[owner].with_columns(**bounds, track=pl.lit("exposed communication"), lane=pl.lit(None, pl.String))
         )
     return pl.concat(found) if found else pl.DataFrame(schema=SCHEMA)
 
@@ -127,9 +125,7 @@ def split_rows(frame: pl.DataFrame) -> pl.DataFrame:
         return frame
     key = pl.struct("rank", "track", "device", "lane").rank("dense").alias("_key")
     ordered = frame.with_columns(key).sort("_key", "start_ns", "end_ns", maintain_order=True)
-    rows = first_free_row(
-        ordered["_key"].to_numpy(), ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy()
-    )
+    rows = first_free_row(ordered["_key"].to_numpy(), ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy())
     return ordered.with_columns(row=pl.Series(rows, dtype=pl.Int32)).drop("_key")
 
 
@@ -157,9 +153,7 @@ def first_free_row(keys: IntArray, starts: IntArray, ends: IntArray) -> list[int
     return rows
 
 
-def _uncovered(
-    starts: IntArray, ends: IntArray, hidden: intervals.Intervals
-) -> tuple[IntArray, IntArray, IntArray]:
+def _uncovered(starts: IntArray, ends: IntArray, hidden: intervals.Intervals) -> tuple[IntArray, IntArray, IntArray]:
     """What of sorted intervals lies outside `hidden`, each instant once: (index, starts, ends)."""
     reach = np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1]))
     begin, end = np.maximum(starts, reach), ends
@@ -202,9 +196,7 @@ def _work_slices(work: pl.DataFrame) -> pl.DataFrame:
 
 def _step_slices(steps: pl.DataFrame) -> pl.DataFrame:
     label = (
-        pl.when(pl.col("step").is_null())
-        .then(pl.lit("whole trace"))
-        .otherwise(pl.format("step {}", pl.col("step")))
+        pl.when(pl.col("step").is_null()).then(pl.lit("whole trace")).otherwise(pl.format("step {}", pl.col("step")))
     )
     cut = pl.when("complete").then(pl.lit("")).otherwise(pl.lit(" (cut)"))
     return steps.filter(pl.col("start_ns").is_not_null() & pl.col("end_ns").is_not_null()).with_columns(

@@ -72,8 +72,8 @@ def make_server(trace: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
 
 def address(server: http.server.ThreadingHTTPServer) -> str:
     """Return the address that opens the trace with every rank's tracks unfolded."""
-    return
-    f"http://{HOST}:{server.server_address[1]}/#!/?startupCommands={urllib.parse.quote(json.dumps(_UNFOLD))}"
+    commands = urllib.parse.quote(json.dumps(_UNFOLD))
+    return f"http://{HOST}:{server.server_address[1]}/#!/?startupCommands={commands}"
 
 
 def view(trace: Path, *, port: int = 0, browser: bool = True, say: Callable[[str], object] = print) -> None:

@@ -1,0 +1,280 @@
+"""What the page holds: sections, each with one question and a panel a run, with figures and tables in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import charts, frames, lanes, words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tracekit.model.run import Run
+
+MAX_TABLE_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """A run with what the report says of it: every table by its name, the verdicts, the facts and the summary."""
+
+    run: Run
+    name: str
+    facts: Mapping[str, Any]
+    summary: Mapping[str, float | None]
+    verdicts: list[str]
+    tables: Mapping[str, pl.DataFrame]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart as JSON, or the sentence that stands in its place."""
+
+    key: str
+    label: str
+    spec: str = ""
+    empty: str = ""
+    note: str = ""
+    caption: str = ""
+    renderer: str = "svg"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text: columns (header, numeric) and rows of cells."""
+
+    title: str
+    columns: list[Any]
+    rows: list[tuple[str, ...]]
+    note: str = ""
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a section says of one run, or of all (no title)."""
+
+    title: str
+    figures: list[Figure] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question, with a panel a run."""
+
+    key: str
+    title: str
+    question: str
+    panels: list[Panel]
+
+
+def sections(runs: list[Analysed]) -> list[Section]:
+    """Return the sections of the page in reading order; with several runs, they come side by side first."""
+    return [*_compared(runs), *(_section(runs, *parts) for parts in _SECTIONS)]
+
+
+def file_tables(run: Analysed) -> list[Table]:
+    """Return the tables on how a run was read."""
+    return [table_of(run, name, title) for name, title in _FILES.items()]
+
+
+def table_of(run: Analysed, name: str, title: str) -> Table:
+    """Return the run's table as text, its first rows where it is long."""
+    frame = run.tables[name]
+    note = ""
+    if frame.height > MAX_TABLE_ROWS:
+        note = f"The first {MAX_TABLE_ROWS} of {frame.height:,} rows; report.json has all of them."
+    return as_table(frame.head(MAX_TABLE_ROWS), title, note, is_open=name in _OPEN)
+
+
+def as_table(frame: pl.DataFrame, title: str, note: str = "", *, is_open: bool = False) -> Table:
+    """Return a frame as text: units in the headers, unknown as –."""
+    from tracekit.export.terminal import columns
+
+    texts = columns(frame)
+    rows = list(zip(*(column.cells for column in texts), strict=True))
+    return Table(title, texts, rows, note, is_open)
+
+
+def chart_json(chart: Any) -> str:
+    """Return a chart as JSON that is safe inside a script element: no tag and no line separator can occur in it."""
+    text = json.dumps(chart.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return trusted(text)
+
+
+def trusted(text: str) -> Any:
+    """Text of our own that must not be escaped again."""
+    from markupsafe import Markup
+
+    return Markup(text)  # noqa: S704 - never given anything that a trace holds, but what a template escaped
+
+
+def _volume(runs: list[Analysed]) -> list[list[Figure]]:
+    drawn = [frames.volume_rows(run.run) for run in runs]
+    empty = "Ψ is unknown without a manifest, so volume cannot be told in multiples of it; the table has bytes."
+    top = _highest(each.rows["total_psi"] for each in drawn)
+    label = "Volume by source and kind"
+    return [[_figure(f"volume-{i}", label, charts.volume, each, empty, top=top)] for i, each in enumerate(drawn)]
+
+
+def _overlap(runs: list[Analysed]) -> list[list[Figure]]:
+    drawn = [frames.overlap_rows(run.run) for run in runs]
+    empty = "No communication ran in this trace, so none was hidden or exposed."
+    label = "Hidden and exposed time by layer and phase"
+    bars = [each.rows.group_by("rank", "row").agg(pl.col("ms").sum()) for each in drawn]
+    top = _highest(each["ms"] for each in bars)
+    return [[_figure(f"overlap-{i}", label, charts.overlap, each, empty, top=top)] for i, each in enumerate(drawn)]
+
+
+def _timeline(runs: list[Analysed]) -> list[list[Figure]]:
+    empty = "No work was recorded on any device."
+    label = "One step as lanes"
+    return [
+        [_figure(f"timeline-{i}", label, charts.timeline, lanes.timeline_rows(run.run), empty, renderer="canvas")]
+        for i, run in enumerate(runs)
+    ]
+
+
+def _breakdown(runs: list[Analysed]) -> list[list[Figure]]:
+    drawn = [frames.breakdown_rows(run.run) for run in runs]
+    empty = "There are no steps with work to take apart."
+    top = _highest(run.tables["breakdown"]["step_ns"] / 1e6 for run in runs)
+    label = "Parts of every step"
+    return [[_figure(f"breakdown-{i}", label, charts.breakdown, each, empty, top=top)] for i, each in enumerate(drawn)]
+
+
+def _memory(runs: list[Analysed]) -> list[list[Figure]]:
+    curves = [frames.memory_rows(run.run) for run in runs]
+    top = _highest(each.peaks["mib"] for each in curves)
+    return [_memory_of(i, run, each, top) for i, (run, each) in enumerate(zip(runs, curves, strict=True))]
+
+
+def _memory_of(number: int, run: Analysed, curves: frames.Curves, top: float | None) -> list[Figure]:
+    empty = "The trace has no memory events: record with profile_memory to have the curve."
+    if curves.rows.is_empty():
+        return [Figure(f"memory-{number}", "Memory over time", empty=empty)]
+    curve = charts.memory(curves.rows, curves.floor_mib, curves.peaks, top)
+    parts = frames.peak_rows(run.run)
+    return [
+        Figure(f"memory-{number}", "Memory over time", chart_json(curve), note=curves.note),
+        _figure(f"peak-{number}", "Memory at its peak", charts.peak, parts, empty, caption="At the peak"),
+    ]
+
+
+def _hta(runs: list[Analysed]) -> list[list[Figure]]:
+    empty = "HTA has nothing to take apart: no work was recorded."
+    return [[Figure("", "", empty=empty)] if run.tables["hta-breakdown"].is_empty() else [] for run in runs]
+
+
+def _highest(columns: Iterable[pl.Series]) -> float | None:
+    """The largest value of all columns: the scale that the runs share."""
+    values = [value for column in columns if isinstance(value := column.max(), int | float)]
+    return float(max(values)) if values else None
+
+
+def _figure(
+    key: str,
+    label: str,
+    chart: Any,
+    drawn: frames.Drawn,
+    empty: str,
+    *,
+    caption: str = "",
+    renderer: str = "svg",
+    **options: Any,
+) -> Figure:
+    """The chart of the rows, or the sentence for none."""
+    if drawn.rows.is_empty():
+        return Figure(key, label, empty=empty)
+    spec = chart_json(chart(drawn.rows, **options))
+    return Figure(key, label, spec, note=drawn.note, caption=caption, renderer=renderer)
+
+
+def _section(
+    runs: list[Analysed], key: str, title: str, question: str, figures: Any, tables: dict[str, str]
+) -> Section:
+    panels = [
+        Panel(run.name, drawn, [table_of(run, name, text) for name, text in tables.items()])
+        for run, drawn in zip(runs, figures(runs), strict=True)
+    ]
+    return Section(key, title, question, panels)
+
+
+def _compared(runs: list[Analysed]) -> list[Section]:
+    """The runs beside each other, where there are several."""
+    if len(runs) < 2:
+        return []
+    drawn = frames.comparison_rows([run.run for run in runs])
+    empty = "None of the runs has a complete step."
+    figure = _figure("comparison-0", "The mean step of each run", charts.comparison, drawn, empty)
+    rows = words.comparison([(run.name, run.summary) for run in runs])
+    header = [{"header": text, "numeric": i > 0} for i, text in enumerate(rows[0])]
+    table = Table("Side by side", header, rows[1:], open=True)
+    question = "The mean complete step of each run, over its ranks."
+    return [Section("compared", "Side by side", question, [Panel("", [figure], [table])])]
+
+
+# key, title, question, figures, tables
+_SECTIONS: list[tuple[Any, ...]] = [
+    (
+        "volume",
+        "How much moved",
+        (
+            "Elements a step sends, times how often they cross, over the number of parameters Ψ: what the lesson says, "
+            "what this strategy has to send for this model, and what the trace shows."
+        ),
+        _volume,
+        {"volume": "Volume of every rank and step", "ledger": "From theory to the trace, term by term"},
+    ),
+    (
+        "overlap",
+        "What was hidden",
+        (
+            "Communication that ran under compute costs nothing; the exposed rest is what a step waits for. "
+            "Click a bar to follow its layer through the page."
+        ),
+        _overlap,
+        {"overlap": "Overlap of every rank, step, layer, phase and kind"},
+    ),
+    (
+        "timeline",
+        "One step",
+        "When it happened. Drag over the upper strip to zoom; hover for the layer.",
+        _timeline,
+        {"steps": "Steps"},
+    ),
+    (
+        "breakdown",
+        "Where the time went",
+        "The parts of a step add up to its length. Click a bar to see its rank elsewhere.",
+        _breakdown,
+        {"breakdown": "Breakdown of every rank and step"},
+    ),
+    (
+        "memory",
+        "Where the memory went",
+        "What a rank held over time, above the least it must hold by the formula of its ZeRO stage.",
+        _memory,
+        {"floor": "The floor, part by part", "peak": "The peak, part by part", "memory": "Every change"},
+    ),
+    (
+        "hta",
+        "What HTA says",
+        "The same trace through HolisticTraceAnalysis, as a second opinion. To HTA, waits are not idle time.",
+        _hta,
+        {
+            "hta-breakdown": "Temporal breakdown",
+            "hta-idle": "Idle time by cause",
+            "hta-kernels": "Longest-running work",
+        },
+    ),
+]
+_FILES = {"ranks": "Files and ranks", "repairs": "Repairs", "collectives": "Every collective"}
+_OPEN = frozenset({"hta-breakdown"})

@@ -1,0 +1,84 @@
+"""One look for every chart: a colour a meaning, readable sizes, and the page's own fonts.
+
+The colours keep apart for the three common kinds of colour blindness, and differ in lightness where they
+meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
+INK = "#1f2933"
+QUIET = "#5f6c7b"
+GRID = "#e4e8ec"
+
+COMPUTE = "compute"
+COMM = "communication"
+HIDDEN = "hidden communication"
+EXPOSED = "exposed communication"
+COPY = "exposed copy"
+IDLE = "idle"
+
+#: What a device does, and its colour, in the order in which parts are stacked.
+ACTIVITY = {
+    COMPUTE: "#2f5d8a",
+    COMM: "#4fa197",
+    HIDDEN: "#7cc4ba",
+    EXPOSED: "#d9512c",
+    COPY: "#a678b4",
+    IDLE: "#d3d9df",
+}
+
+#: Kinds of collectives.
+KINDS = {
+    "all_gather": "#3b7ea1",
+    "reduce_scatter": "#e69f00",
+    "all_reduce": "#b05a8f",
+    "broadcast": "#57a773",
+    "reduce": "#8ec6e6",
+    "all_to_all": "#c9b458",
+    "send": "#8a8f98",
+    "recv": "#b9bec5",
+    "other": "#6b7280",
+}
+
+PHASES = {"forward": "#b9cfe4", "backward": "#8fa9c4", "optimizer": "#c9c3dd", "other": "#dfe3e8"}
+
+#: Colours without a meaning of their own: ranks, runs, categories of memory.
+SERIES = ["#2f5d8a", "#e69f00", "#57a773", "#b05a8f", "#8ec6e6", "#c9b458", "#d9512c", "#6b7280"]
+
+
+def config() -> dict[str, Any]:
+    """Return the Vega-Lite configuration of every chart."""
+    axis = {
+        "labelColor": QUIET,
+        "titleColor": QUIET,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "gridColor": GRID,
+        "domainColor": GRID,
+        "tickColor": GRID,
+        "labelLimit": 180,
+        "titlePadding": 8,
+    }
+    return {
+        "font": FONT,
+        "background": "transparent",
+        "view": {"stroke": None},
+        "axis": axis,
+        "axisX": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 8},
+        "axisY": {"ticks": False, "domain": False, "labelPadding": 6, "labelColor": INK},
+        "legend": {
+            "orient": "top",
+            "title": None,
+            "labelFontSize": 12,
+            "labelColor": INK,
+            "labelLimit": 220,
+            "symbolType": "square",
+            "columnPadding": 14,
+            "offset": 8,
+        },
+        "text": {"color": INK, "fontSize": 12},
+    }
