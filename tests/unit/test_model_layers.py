@@ -83,19 +83,19 @@ def test_recorder_ranges_and_sequence_numbers_give_layers_without_fsdp(tmp_path:
     evaluate = "autograd::engine::evaluate_function: MmBackward0"
     events = [
         step(1, 0, 1000),
-        mark("tracekit::phase (forward)", 5, 95),
+        mark("tracekit::forward", 5, 95),
         mark("tracekit::forward (layers.0)", 10, 30),
         span("aten::t", 12, 3, Sequence_number=4),
         span("aten::mm", 16, 10, Sequence_number=4),
         mark("tracekit::forward (layers.1)", 50, 30),
         span("aten::mul", 55, 10, Sequence_number=5),
-        mark("tracekit::phase (backward)", 100, 100),
+        mark("tracekit::backward", 100, 100),
         span(evaluate, 110, 30, Sequence_number=5),
         span("mul backward", 112, 5),
         span(evaluate, 150, 30, Sequence_number=4),
         span("mm backward", 152, 5),
         span("epilogue", 190, 5),
-        mark("tracekit::phase (optimizer)", 200, 50),
+        mark("tracekit::optimizer", 200, 50),
         span("adam", 210, 5),
     ]
     assert places(tmp_path, events) == {

@@ -44,6 +44,6 @@ def test_steps_of_an_empty_frame() -> None:
 
 
 def tracekit_events() -> pl.DataFrame:
-    from tracekit.read.decode import EVENT_SCHEMA
+    from tracekit.read.columns import EVENT_SCHEMA
 
     return pl.DataFrame(schema={"rank": pl.Int32(), "cycle": pl.Int32(), **EVENT_SCHEMA})

@@ -38,9 +38,9 @@ def test_a_list_at_the_top_is_a_trace(tmp_path: Path) -> None:
             b'[{"ph":"B","name":"a","ts":1,"pid":1,"tid":1},{"ph":"E","ts":2,"pid":1,"tid":1}]',
             "none is a complete",
         ),
-        (b'{"traceEvents": [{"ph": "X", "na', "not valid JSON"),
-        (b"\x1f\x8b\x08\x00garbage", "gzip"),
-        (b"hello", "not valid JSON"),
+        (b'{"traceEvents": [{"ph": "X", "na', "holds no events .ends early"),
+        (b"\x1f\x8b\x08\x00garbage", "nothing can be read .ends early: gzip"),
+        (b"hello", "neither JSON nor"),
         (b'{"traceEvents": {"a": 1}}', "not a Kineto trace"),
     ],
 )

@@ -7,7 +7,6 @@ import pytest
 from kineto import span, write
 
 from tracekit.read import clock
-from tracekit.read.content import read_content
 from tracekit.read.decode import decode
 
 
@@ -38,7 +37,7 @@ def test_absolute_fractional_times_keep_every_digit(tmp_path: Path) -> None:
     text += b'{"ph":"X","cat":"kernel","name":"b","pid":0,"tid":7,"ts":1699236267071058.223,"dur":0.100}]'
     path = tmp_path / "r.json"
     path.write_bytes(text)
-    events = decode(read_content(path), path).events
+    events = decode(path).columns.events
     assert events["ts_ns"].to_list() == [1699236267071058123, 1699236267071058223]
     assert events["dur_ns"].sum() == 200
 
@@ -47,5 +46,5 @@ def test_base_time_is_added(tmp_path: Path) -> None:
     base = 1_790_857_026_000_000_000
     early = write(tmp_path / "a.json", [span("op", 10.5, 1)], baseTimeNanoseconds=base)
     late = write(tmp_path / "b.json", [span("op", 1_000_010.5, 1)], baseTimeNanoseconds=base - 1_000_000_000)
-    times = [decode(read_content(p), p).events["ts_ns"].item() for p in (early, late)]
+    times = [decode(p).columns.events["ts_ns"].item() for p in (early, late)]
     assert times == [base + 10_500, base + 10_500]

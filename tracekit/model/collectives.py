@@ -52,7 +52,7 @@ _RUN = ["rank", "cycle"]
 
 
 def collectives(
-    events: pl.DataFrame,
+    arguments: pl.DataFrame,
     calls: pl.DataFrame,
     work: pl.DataFrame,
     steps: pl.DataFrame,
@@ -60,8 +60,11 @@ def collectives(
     *,
     manifest: Manifest | None = None,
 ) -> pl.DataFrame:
-    """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once."""
-    rows = _calls_with_work(_executions(events, work), calls)
+    """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once.
+
+    `arguments` are those of rows that name a collective, as read.
+    """
+    rows = _calls_with_work(_executions(arguments, work), calls)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = _with_sizes(_with_mesh(with_bucket_layers(rows, manifest), manifest))
     rows = _with_overlap(rows, work)
@@ -70,22 +73,10 @@ def collectives(
     return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA)  # type: ignore[arg-type]
 
 
-def _executions(events: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row."""
-    own = [
-        "collective",
-        "in_numel",
-        "out_numel",
-        "group",
-        "group_size",
-        "dtype",
-        "seq",
-        "input_dims",
-        "input_type",
-    ]
-    comm = work.filter(pl.col("class") == "comm").join(
-        events.select(*_RUN, "index", *own), on=[*_RUN, "index"], how="left"
-    )
+    own = [name for name in arguments.columns if name not in {*_RUN, "index", "group_desc"}]
+    comm = work.filter(pl.col("class") == "comm").join(arguments, on=[*_RUN, "index"], how="left")
     alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
     return (
         comm.sort("start_ns")

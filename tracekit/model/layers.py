@@ -115,14 +115,10 @@ def _between(marks: pl.DataFrame, first: str, last: list[str], phase: str) -> pl
 def _recorder_ranges(events: pl.DataFrame) -> pl.DataFrame:
     """The ranges that tracekit's recorder leaves where the strategy has no annotations of its own."""
     marks = _spans(events.filter(pl.col("cat") == "user_annotation", pl.col("name").str.starts_with("tracekit::")))
-    layer = pl.col("name").str.extract(names.RECORDER_FORWARD, 1)
+    is_forward = pl.col("name").str.contains(names.RECORDER_FORWARD)
+    layer = pl.when(is_forward).then(pl.col("name").str.extract(names.RECORDER_FORWARD, 1).fill_null(""))
     phase = pl.col("name").str.extract(names.RECORDER_PHASE, 1)
-    return _ranges(
-        marks.with_columns(
-            layer.alias("layer"),
-            pl.coalesce(phase, pl.when(layer.is_not_null()).then(pl.lit("forward"))).alias("phase"),
-        )
-    )
+    return _ranges(marks.with_columns(layer.alias("layer"), phase.alias("phase")))
 
 
 def _backward_ops(events: pl.DataFrame) -> pl.DataFrame:
@@ -147,7 +143,7 @@ def _autograd_phases(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     Inside a step: forward up to the first backward operator, backward up to the last one before the next forward or the
     optimizer, optimizer from its mark to the end of the step, other in between.
     """
-    told = events.filter(pl.col("name").str.contains(names.RECORDER_PHASE)).select(_RUN).unique()
+    told = events.filter(pl.col("name").str.contains(names.RECORDER_BACKWARD)).select(_RUN).unique()
     forward = pl.col("cat").eq("fwdbwd") & pl.col("ph").eq("s")
     backward = pl.col("name").str.starts_with(names.BACKWARD_OP) & pl.col("ph").eq("X")
     optimizer = pl.col("name").str.contains(names.OPTIMIZER_STEP) & pl.col("cat").eq("user_annotation")

@@ -6,6 +6,7 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.layers import Attribution
+from tracekit.read.columns import Columns
 
 # One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after
 # it (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the
@@ -28,13 +29,14 @@ _BY_PHASE = {"forward": "activations", "backward": "gradients and temporaries", 
 BEFORE_WINDOW = "before the window"
 
 
-def memory(events: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
-    """Return MEMORY_SCHEMA for these events."""
-    rows = events.filter(pl.col("name") == names.MEMORY_EVENT, pl.col("ph") == "i", pl.col("delta_bytes").is_not_null())
+def memory(columns: Columns, attribution: Attribution) -> pl.DataFrame:
+    """Return MEMORY_SCHEMA for what was read."""
+    instants = columns.events.filter(pl.col("name") == names.MEMORY_EVENT, pl.col("ph") == "i")
+    rows = instants.join(columns.memory, on=[*_RUN, "index"], how="inner").drop_nulls("delta_bytes")
     number = pl.col("device_id").fill_null(0).clip(0)
     device = pl.when(pl.col("device_type") == 0).then(pl.lit("cpu")).otherwise(pl.format("cuda:{}", number))
     rows = rows.sort(*_RUN, "ts_ns", "index").with_columns(device.alias("device"))
-    rows = _with_category(attribution.locate(rows, "ts_ns"), events)
+    rows = _with_category(attribution.locate(rows, "ts_ns"), columns.events)
     return rows.select(list(MEMORY_SCHEMA)).cast(MEMORY_SCHEMA)  # type: ignore[arg-type]
 
 

@@ -62,7 +62,8 @@ _KINDS = (
 )
 _TELLING = 8  # the first so many words name a collective wherever they stand in a name
 _SPELLING_PREFIX = re.compile(
-    r"^(?:void )?(?:c10d::|_c10d_functional::|(?:nccl|gloo|mpi|ucc|xccl):|nccl(?:Symk)?(?:Dev)?Kernel_?|rccl|oneccl_|hccl_?)",
+    r"^(?:void )?(?:c10d::|_c10d_functional::|(?:nccl|gloo|mpi|ucc|xccl):"
+    r"|nccl(?:Symk)?(?:Dev)?Kernel_?|rccl|oneccl_|hccl_?)",
     re.IGNORECASE,
 )
 
@@ -122,5 +123,7 @@ def dtype_of(spelling: str | None) -> str | None:
 # -- annotations that name a layer ---------------------------------------------------------------------------------
 # FSDP2: "FSDP::pre_forward (layers.0)", "FSDP::backward_prefetch for layers.2", "FSDP::pre_backward" (the root).
 FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"
-RECORDER_FORWARD = r"^tracekit::forward \((.*)\)$"
-RECORDER_PHASE = r"^tracekit::phase \((\w+)\)$"
+# The recorder's: "tracekit::forward (layers.0)", "tracekit::forward" (the root), "tracekit::backward".
+RECORDER_FORWARD = r"^tracekit::forward(?: \((.*)\))?$"
+RECORDER_PHASE = r"^tracekit::(forward|backward|optimizer)"
+RECORDER_BACKWARD = r"^tracekit::backward$"

@@ -25,7 +25,8 @@ class Run:
         self.name = name
         self.paths = paths
         self.manifest = manifest
-        self.events: pl.DataFrame = traces.events
+        self.events: pl.DataFrame = traces.columns.events
+        self._columns = traces.columns
         self.repairs: pl.DataFrame = traces.repairs
         self._files: pl.DataFrame = traces.files
 
@@ -51,23 +52,23 @@ class Run:
     @cached_property
     def work(self) -> pl.DataFrame:
         """Everything that occupied a device: WORK_SCHEMA."""
-        return work.work(self.events, self._calls, self.steps, self._attribution)
+        return work.work(self._columns, self._calls, self.steps, self._attribution)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
         """What was communicated: COLLECTIVES_SCHEMA."""
         return collectives.collectives(
-            self.events, self._calls, self.work, self.steps, self._attribution, manifest=self.manifest
+            self._columns.comm, self._calls, self.work, self.steps, self._attribution, manifest=self.manifest
         )
 
     @cached_property
     def memory(self) -> pl.DataFrame:
         """Allocations and frees: MEMORY_SCHEMA."""
-        return memory.memory(self.events, self._attribution)
+        return memory.memory(self._columns, self._attribution)
 
     @cached_property
     def _calls(self) -> pl.DataFrame:
-        return calls.calls(self.events)
+        return calls.calls(self._columns)
 
     @cached_property
     def _attribution(self) -> Attribution:

@@ -8,6 +8,7 @@ from tracekit.model import names
 from tracekit.model.backend import match_spans
 from tracekit.model.layers import Attribution
 from tracekit.model.steps import step_at
+from tracekit.read.columns import Columns
 
 # One row a piece of work, in time order. `device`: "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one
 # lane is serial. `launched_ns`: when the CPU issued it (null: not seen). `linked_by`: how its step, layer and phase
@@ -32,13 +33,14 @@ WORK_SCHEMA: dict[str, pl.DataType] = {
 _RUN = ["rank", "cycle"]
 
 
-def work(events: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
-    """Return WORK_SCHEMA for these events."""
-    device = _device_rows(events, calls)
+def work(columns: Columns, calls: pl.DataFrame, steps: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Return WORK_SCHEMA for what was read."""
+    events = columns.events
+    device = _device_rows(columns, calls)
     # A trace without device rows is a CPU run: there the operators are the work.
     on_gpu = device.select(_RUN).unique()
     rows = pl.concat(
-        [device, _backend_spans(events, calls), _cpu_operators(events.join(on_gpu, on=_RUN, how="anti"))],
+        [device, _backend_spans(columns, calls), _cpu_operators(events.join(on_gpu, on=_RUN, how="anti"))],
         how="diagonal",
     )
     rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
@@ -54,14 +56,16 @@ def _category() -> pl.Expr:
     return pl.col("cat").str.to_lowercase()
 
 
-def _device_rows(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def _device_rows(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
     """Rows of GPUs and other accelerators, with class, launch and collective call."""
     cpu_side = [*names.CPU_OPS, *names.LAUNCHES, *names.NEVER_WORK]
     on_device = _category().is_in([*names.KERNELS, *names.COPIES]) | (
-        (pl.col("stream").is_not_null() | pl.col("cat").str.ends_with("_ccp_events")) & ~_category().is_in(cpu_side)
+        pl.col("stream").is_not_null() | pl.col("cat").str.ends_with("_ccp_events")
     )
-    rows = _timed(events).filter(on_device).rename({"ts_ns": "start_ns"})
-    rows = _link_calls(_link_launches(rows, events), calls)
+    key = [*_RUN, "index"]
+    rows = _timed(columns.events).filter(~_category().is_in(cpu_side)).join(columns.device, on=key, how="left")
+    rows = rows.filter(on_device).join(columns.comm.select(*key, "collective"), on=key, how="left")
+    rows = _link_calls(_link_launches(rows.rename({"ts_ns": "start_ns"}), columns.events), calls)
     is_comm = (
         pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
         | pl.col("linked_by_args")
@@ -156,9 +160,12 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _backend_spans(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def _backend_spans(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
     """Collectives that ran on the CPU: the backend's own spans (``gloo:all_reduce``)."""
-    rows = _timed(events).filter(pl.col("cat") == "user_annotation", pl.col("name").str.contains(names.BACKEND_SPAN))
+    rows = _timed(columns.events).filter(
+        pl.col("cat") == "user_annotation", pl.col("name").str.contains(names.BACKEND_SPAN)
+    )
+    rows = rows.join(columns.comm.select(*_RUN, "index", "input_dims"), on=[*_RUN, "index"], how="left")
     matched = match_spans(rows.rename({"ts_ns": "start_ns"}), calls)
     by_order = pl.when(pl.col("call").is_not_null()).then(pl.lit("order")).otherwise(pl.lit("time"))
     return _on_cpu(matched, pl.lit("comm")).with_columns(by_order.alias("linked_by"))

@@ -54,7 +54,7 @@ class TraceFile(msgspec.Struct, frozen=True):
     """One recorded window of one rank."""
 
     cycle: int
-    file: str
+    file: str | None = None
     complete: bool | None = None
     reason: str | None = None
     first_step: int | None = None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
 
 from tracekit.errors import InputError
-from tracekit.read.content import read_content
-from tracekit.read.decode import EVENT_SCHEMA, Decoded, decode
+from tracekit.read.columns import Columns
+from tracekit.read.decode import Decoded, decode
 from tracekit.read.manifest import Manifest
-from tracekit.read.sources import Source, assign_ranks, find_sources
+from tracekit.read.sources import Ranked, Source, assign_ranks, find_sources
 
 FILES_SCHEMA: dict[str, pl.DataType] = {
     "file": pl.String(),
@@ -21,21 +22,22 @@ FILES_SCHEMA: dict[str, pl.DataType] = {
     "host": pl.String(),
     "num_events": pl.Int64(),
 }
-# What was wrong with a file and what was done about it.
+# What was wrong with a file, at which byte of its text it was first seen, and what was done about it.
 REPAIRS_SCHEMA: dict[str, pl.DataType] = {
     "file": pl.String(),
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
     "what": pl.String(),
+    "offset": pl.Int64(),
     "count": pl.Int64(),
     "done": pl.String(),
 }
 
 
 class Traces(NamedTuple):
-    """`events`: rank, cycle and EVENT_SCHEMA; `files`: FILES_SCHEMA; `repairs`: REPAIRS_SCHEMA."""
+    """`columns`: of all files, keyed by rank, cycle and index; `files`: FILES_SCHEMA; `repairs`: REPAIRS_SCHEMA."""
 
-    events: pl.DataFrame
+    columns: Columns
     files: pl.DataFrame
     repairs: pl.DataFrame
 
@@ -47,26 +49,30 @@ def read_traces(paths: list[Path], manifest: Manifest | None = None) -> Traces:
         InputError: nothing to read, a file is not a Kineto trace, or two files claim one rank.
     """
     sources = _newest_complete_cycle(find_sources(paths))
-    decoded = [decode(read_content(s.path), s.path) for s in sources]
-    ranked = assign_ranks([d.rank for d in decoded], [s.rank_in_name for s in sources])
+    decoded = [decode(s.path) for s in sources]
+    ranked = assign_ranks([d.facts.rank for d in decoded], [s.rank_in_name for s in sources])
     _refuse_duplicates(sources, [r.rank for r in ranked])
     hosts = {r.rank: r.host for r in (manifest.ranks if manifest else [])}
-    frames: list[pl.DataFrame] = []
     files: list[dict[str, object]] = []
     repairs: list[dict[str, object]] = []
     for source, one, (rank, rank_from) in zip(sources, decoded, ranked, strict=True):
         place = {"file": str(source.path), "rank": rank, "cycle": source.cycle}
-        host = one.host or hosts.get(rank)
-        files.append({**place, "rank_from": rank_from, "host": host, "num_events": one.events.height})
-        repairs.extend({**place, **r} for r in _unusable_times(one))
-        keys = [pl.lit(rank, pl.Int32).alias("rank"), pl.lit(source.cycle, pl.Int32).alias("cycle")]
-        frames.append(one.events.select(*keys, pl.all()))
-    schema = {"rank": pl.Int32(), "cycle": pl.Int32(), **EVENT_SCHEMA}
+        host = one.facts.host or hosts.get(rank)
+        files.append({**place, "rank_from": rank_from, "host": host, "num_events": one.columns.events.height})
+        repairs.extend({**place, **asdict(finding)} for finding in one.findings)
     return Traces(
-        pl.concat(frames) if frames else pl.DataFrame(schema=schema),
+        _stacked(sources, decoded, ranked),
         pl.DataFrame(files, schema=FILES_SCHEMA),
         pl.DataFrame(repairs, schema=REPAIRS_SCHEMA),
     )
+
+
+def _stacked(sources: list[Source], decoded: list[Decoded], ranked: list[Ranked]) -> Columns:
+    keyed: list[Columns] = []
+    for source, one, (rank, _) in zip(sources, decoded, ranked, strict=True):
+        keys = [pl.lit(rank, pl.Int32).alias("rank"), pl.lit(source.cycle, pl.Int32).alias("cycle")]
+        keyed.append(Columns(*(frame.select(*keys, pl.all()) for frame in one.columns)))
+    return Columns(*(pl.concat(frames) for frames in zip(*keyed, strict=True)))
 
 
 def _newest_complete_cycle(sources: list[Source]) -> list[Source]:
@@ -85,14 +91,3 @@ def _refuse_duplicates(sources: list[Source], ranks: list[int]) -> None:
                 f"{source.path}: rank {rank} is also in {seen[rank]}; these look like two runs, open one at a time"
             )
         seen[rank] = source.path
-
-
-def _unusable_times(one: Decoded) -> list[dict[str, object]]:
-    """Count complete events that cannot be placed in time; the tables leave them out."""
-    spans = one.events.filter(pl.col("ph") == "X")
-    findings = {
-        "no start time": spans["ts_ns"].null_count(),
-        "no duration": spans["dur_ns"].null_count(),
-        "negative duration": spans.filter(pl.col("dur_ns") < 0).height,
-    }
-    return [{"what": w, "count": n, "done": "event set aside"} for w, n in findings.items() if n]

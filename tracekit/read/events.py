@@ -1,0 +1,86 @@
+"""The shape of a Kineto file as it is decoded: its events, their arguments, and the facts around them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+_ABSENT = msgspec.Raw()
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments that the model needs, by the spellings of every torch since 1.8; the rest is skipped."""
+
+    external_id: Any = msgspec.field(default=None, name="External id")
+    external_id_2021: Any = msgspec.field(default=None, name="external id")
+    correlation: Any = None
+    stream: Any = None
+    device: Any = None
+    sequence: Any = msgspec.field(default=None, name="Sequence number")
+    input_dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input type")
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_numel: Any = msgspec.field(default=None, name="In msg nelems")
+    out_numel: Any = msgspec.field(default=None, name="Out msg nelems")
+    in_numel_2023: Any = msgspec.field(default=None, name="In msg size")
+    out_numel_2023: Any = msgspec.field(default=None, name="Out msg size")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_id: Any = msgspec.field(default=None, name="Process Group ID")
+    group_desc: Any = msgspec.field(default=None, name="Process Group Description")
+    seq: Any = msgspec.field(default=None, name="Seq")
+    copied_bytes: Any = msgspec.field(default=None, name="bytes")
+    delta_bytes: Any = msgspec.field(default=None, name="Bytes")
+    address: Any = msgspec.field(default=None, name="Addr")
+    allocated_bytes: Any = msgspec.field(default=None, name="Total Allocated")
+    reserved_bytes: Any = msgspec.field(default=None, name="Total Reserved")
+    device_type: Any = msgspec.field(default=None, name="Device Type")
+    device_id: Any = msgspec.field(default=None, name="Device Id")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One entry of ``traceEvents``; times in microseconds as written."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    """The same for files whose absolute fractional times do not fit a float: the digits are kept."""
+
+    ts: Decimal | None = None
+
+
+class Distributed(msgspec.Struct):
+    """What ``distributedInfo`` tells; every field can be missing."""
+
+    backend: Any = None
+    rank: Any = None
+    world_size: Any = None
+
+
+_NAMES = {"events": "traceEvents", "base_ns": "baseTimeNanoseconds", "distributed": "distributedInfo"}
+
+
+class Document(msgspec.Struct, rename=_NAMES):
+    """A Kineto file: its events and the few facts around them."""
+
+    events: list[Event] = []
+    base_ns: Any = None
+    distributed: Distributed | None = None
+    host_name: Any = None
+
+
+class ExactDocument(Document, rename=_NAMES):
+    """A :class:`Document` of :class:`ExactEvent`."""
+
+    events: list[ExactEvent] = []  # pyright: ignore[reportIncompatibleVariableOverride]

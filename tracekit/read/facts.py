@@ -1,0 +1,79 @@
+"""What a trace file says about itself outside its events: rank, world size, host, time base."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgspec
+
+from tracekit.read.events import Distributed, Document
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of one file, null where it does not tell."""
+
+    base_ns: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    host: str | None = None
+
+    def or_else(self, other: Facts) -> Facts:
+        """Return these facts, the missing ones taken from `other`."""
+        return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
+
+
+def facts_of(document: Document) -> Facts:
+    """Return the facts of a decoded document."""
+    told = document.distributed or Distributed()
+    return Facts(
+        _integer(document.base_ns),
+        _integer(told.rank),
+        _integer(told.world_size),
+        document.host_name if isinstance(document.host_name, str) else None,
+    )
+
+
+def facts_before(head: bytes) -> Facts:
+    """Return the facts in the text before the events, which ends with the bracket that opens them."""
+    if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return Facts()
+    try:
+        return facts_of(msgspec.json.decode(head + b"]}", type=Document))
+    except (msgspec.DecodeError, RecursionError):
+        return facts_in(head)
+
+
+def facts_in(text: bytes) -> Facts:
+    """Return what facts can be found in damaged text, each on its own."""
+    distributed = _value_after(text, b"distributedInfo")
+    told = distributed if isinstance(distributed, dict) else {}
+    host = _value_after(text, b"host_name")
+    return Facts(
+        _integer(_value_after(text, b"baseTimeNanoseconds")),
+        _integer(told.get("rank")),
+        _integer(told.get("world_size")),
+        host if isinstance(host, str) else None,
+    )
+
+
+def _value_after(text: bytes, key: bytes) -> Any:
+    found = re.search(rb'"' + key + rb'"\s*:\s*', text)
+    if not found:
+        return None
+    try:
+        return json.JSONDecoder(strict=False).raw_decode(
+            text[found.end() : found.end() + 2**20].decode("utf-8", "replace")
+        )[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _integer(value: object) -> int | None:
+    """A 64-bit integer, also as text ("3"); anything else is no fact."""
+    if isinstance(value, str) and value.strip().lstrip("-").isdecimal() and len(value) < 20:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
