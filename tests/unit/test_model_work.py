@@ -119,7 +119,7 @@ def test_no_launch_event_falls_back_to_time_and_says_so(tmp_path: Path) -> None:
     assert run.work.select("step", "linked_by", "launched_ns").rows() == [(5, "time", None)]
 
 
-def test_leaf_operators_are_the_compute_of_a_cpu_run(tmp_path: Path) -> None:
+def test_operators_by_their_own_time_are_the_compute_of_a_cpu_run(tmp_path: Path) -> None:
     events = [
         step(1, 0, 100),
         span("aten::linear", 10, 50),
@@ -130,12 +130,27 @@ def test_leaf_operators_are_the_compute_of_a_cpu_run(tmp_path: Path) -> None:
         mark("gloo:all_reduce", 90, 9, tid=GLOO),
     ]
     run = tracekit.open(write(tmp_path / "r.json", events))
-    assert run.work.select("name", "class").rows() == [
-        ("aten::t", "compute"),
-        ("aten::mm", "compute"),
-        ("c10d::allreduce_", "other"),
-        ("gloo:all_reduce", "comm"),
+    assert run.work.select("name", "class", "start_ns", "dur_ns").rows() == [
+        ("aten::linear", "compute", 10_000, 2_000),
+        ("aten::t", "compute", 12_000, 3_000),
+        ("aten::linear", "compute", 15_000, 5_000),
+        ("aten::mm", "compute", 20_000, 30_000),
+        ("aten::linear", "compute", 50_000, 10_000),
+        ("c10d::allreduce_", "other", 70_000, 20_000),
+        ("gloo:all_reduce", "comm", 90_000, 9_000),
     ]
+
+
+def test_the_frames_of_autograd_are_no_work_and_what_runs_in_them_is(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 100),
+        span("autograd::engine::evaluate_function: MmBackward0", 10, 50),
+        span("MmBackward0", 12, 40),
+        span("aten::mm", 20, 30),
+        span("RegisterPostBackwardFunctionBackward", 70, 20),
+    ]
+    run = tracekit.open(write(tmp_path / "r.json", events))
+    assert run.work.select("name", "start_ns", "dur_ns").rows() == [("aten::mm", 20_000, 30_000)]
 
 
 def test_the_same_kernel_name_decides_kind_only_when_nothing_better_is_known(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ NEVER_WORK = ("cuda_sync", "gpu_user_annotation", "overhead", "python_function",
 MEMORY_EVENT = "[memory]"
 OPTIMIZER_STEP = r"^Optimizer\.step#"
 BACKWARD_OP = "autograd::engine::evaluate_function"
+# Rows of a CPU run whose own time is autograd's bookkeeping or a hook in it: what computes inside them has its own row.
+AUTOGRAD_FRAME = r"^(torch::)?autograd::|Backward\d*$"
+CALL_OR_WAIT = r"c10d|^record_param_comms|wait"
 STEP_MARK = r"^ProfilerStep#(\d+)$"
 
 # -- collectives ---------------------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ import polars as pl
 from tracekit.model import names
 from tracekit.model.backend import match_spans
 from tracekit.model.layers import Attribution
+from tracekit.model.operators import own_time
 from tracekit.model.steps import step_at
 from tracekit.read.columns import Columns
 
-# One row a piece of work, in time order. `device`: "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one
-# lane is serial. `launched_ns`: when the CPU issued it (null: not seen). `linked_by`: how its step, layer and phase
-# were found: correlation, external id, order (a CPU backend's spans), time. `call`: the collective call that issued it.
+# One row a piece of work, in time order (an operator of a CPU run can have several: see model/operators.py). `device`:
+# "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one lane is serial. `launched_ns`: when the CPU issued
+# it (null: not seen). `linked_by`: how its step, layer and phase were found: correlation, external id, order (a CPU
+# backend's spans), time. `call`: the collective call that issued it.
 WORK_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -172,20 +174,15 @@ def _backend_spans(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cpu_operators(events: pl.DataFrame) -> pl.DataFrame:
-    """Leaf operators of a CPU run: those in which no other operator runs; collective calls and waits are no compute."""
-    spans = _timed(events).filter(pl.col("name").str.contains(names.BACKEND_SPAN)).select(*_RUN, "pid", "tid").unique()
+    """Operators of a CPU run by their own time; calls and waits are no compute, frames of autograd no work."""
     thread = [*_RUN, "pid", "tid"]
-    ops = _timed(events).filter(_category().is_in(names.CPU_OPS)).join(spans, on=thread, how="anti")
-    ops = ops.with_columns((pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns"))
-    ops = ops.sort(*thread, "ts_ns", "end_ns", "index", descending=[False] * 5 + [True, False])
-    next_start = pl.col("ts_ns").shift(-1).over(thread)
-    leaves = ops.filter((next_start >= pl.col("end_ns")).fill_null(value=True))
-    is_call = pl.col("name").str.contains(r"c10d|^record_param_comms|wait")
-    kind = pl.when(is_call).then(pl.lit("other")).otherwise(pl.lit("compute"))
+    backend = _timed(events).filter(pl.col("name").str.contains(names.BACKEND_SPAN)).select(thread).unique()
+    ops = _timed(events).filter(_category().is_in(names.CPU_OPS)).join(backend, on=thread, how="anti")
+    own = own_time(ops.rename({"ts_ns": "start_ns"}), thread)
+    own = own.filter(~pl.col("name").str.contains(names.AUTOGRAD_FRAME))
+    kind = pl.when(pl.col("name").str.contains(names.CALL_OR_WAIT)).then(pl.lit("other")).otherwise(pl.lit("compute"))
     unlaunched = [pl.lit(None, pl.Int64).alias(c) for c in ("launched_ns", "call")]
-    return _on_cpu(leaves.rename({"ts_ns": "start_ns"}), kind).with_columns(
-        *unlaunched, pl.lit("time").alias("linked_by")
-    )
+    return _on_cpu(own, kind).with_columns(*unlaunched, pl.lit("time").alias("linked_by"))
 
 
 def _on_cpu(rows: pl.DataFrame, kind: pl.Expr) -> pl.DataFrame:
