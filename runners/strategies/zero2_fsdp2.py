@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from runners.strategies.base import Setup, Strategy
-from runners.strategies.fsdp2 import FSDP2
+from runners.strategies.fsdp2 import FSDP2, add_gather_arguments
 
 
 class Zero2FSDP2(FSDP2):
@@ -17,7 +17,8 @@ class Zero2FSDP2(FSDP2):
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """No options: resharding is what this strategy is."""
+        """How units are gathered; resharding is what this strategy is and no option."""
+        add_gather_arguments(parser)
 
 
 STRATEGY = Zero2FSDP2
