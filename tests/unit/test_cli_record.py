@@ -140,8 +140,11 @@ def test_demo_records_both_and_explains_them(launched, reports, tmp_path, monkey
     numbers = {"measured_psi": 2.7647, "theory_psi": 3.0, "hidden_ratio": 0.314, "step_ns": 131e6, "peak_bytes": None}
     monkeypatch.setattr(facts, "summary", lambda run: numbers)
     assert cli.run(["demo", "--out", str(tmp_path)]) == 0
-    wanted = ["--model", "tiny", "--overwrite"]
-    assert launched == [(name, tmp_path / name, 2, wanted) for name in ("fsdp2", "zero2")]
+    common = ["--model", "tiny", "--overwrite"]
+    assert launched == [
+        ("fsdp2", tmp_path / "fsdp2", 2, [*common, "--async-unshard", "--forward-prefetch", "1"]),
+        ("zero2", tmp_path / "zero2", 2, common),
+    ]
     assert reports == [(["fsdp2", "zero2"], tmp_path / "report", True)]
     printed = capsys.readouterr()
     for text in ("7.50 → 6.25", "4,458,752", "2.765 Ψ", "3 Ψ", "31 % of its time", "131.0 ms", "–"):
@@ -168,7 +171,7 @@ def viewed(monkeypatch):
     calls = []
     monkeypatch.setattr(viewer, "ui_folder", Path)
     monkeypatch.setattr(
-        viewer, "view", lambda trace, *, port, browser: calls.append((trace, trace.read_bytes(), port, browser))
+        viewer, "view", lambda trace, *, port, browser, say: calls.append((trace, trace.read_bytes(), port, browser))
     )
     return calls
 

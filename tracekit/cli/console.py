@@ -24,6 +24,11 @@ def console(stream: IO[str] | None = None) -> Console:
     )
 
 
+def say_now(line: str) -> None:
+    """Prints a line that a reader in a pipe gets at once, as a terminal does."""
+    print(line, flush=True)
+
+
 @contextmanager
 def progress(what: str) -> Generator[Callable[[str], None]]:
     """A function that tells how far the work is: beside a spinner on a terminal, as lines on stderr otherwise."""

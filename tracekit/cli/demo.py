@@ -16,7 +16,8 @@ from tracekit.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STRATEGIES = ("fsdp2", "zero2")
+# On a CPU, FSDP2 hides nothing unless its all-gathers are issued ahead and without waiting.
+STRATEGIES = {"fsdp2": ("--async-unshard", "--forward-prefetch", "1"), "zero2": ()}
 _LOSS = re.compile(r"^step \d+: loss (\d+\.\d+)")
 
 
@@ -61,5 +62,5 @@ def _record(strategy: str, folder: Path, tell: Callable[[str], None]) -> tuple[f
         if match := _LOSS.match(line):
             seen.append(float(match[1]))
 
-    record(strategy, folder, nproc=2, model="tiny", force=True, on_line=take)
+    record(strategy, folder, nproc=2, model="tiny", force=True, args=STRATEGIES[strategy], on_line=take)
     return (seen[0], seen[-1]) if len(seen) > 1 else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli.catalogue import suggestion
+from tracekit.cli.console import say_now
 from tracekit.errors import TracekitError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ PASSED_ON = (
     "--layers --tie-embeddings --steps --batch-size --seq-len --micro-batches --learning-rate --seed "
     "--param-dtype --reduce-dtype --wait --warmup --active --repeat"
 )
-OF_STRATEGIES = {"fsdp2": "--reshard-after-forward default|true|false", "zero2": "--bucket-numel"}
+_GATHERING = "--forward-prefetch --backward-prefetch --async-unshard"
+OF_STRATEGIES = {
+    "fsdp2": f"--reshard-after-forward {_GATHERING}",
+    "zero2": "--bucket-numel",
+    "zero2-fsdp2": _GATHERING,
+}
 
 _OWN = "; ".join(f"{name}: {options}" for name, options in OF_STRATEGIES.items())
 _HELP = (
@@ -55,7 +61,7 @@ def command(
 ) -> None:
     """Runs the training program and says where its run is; `_HELP` is what a user reads."""
     folder = out or Path("traces") / f"{strategy}-{model}-{nproc}"
-    record(strategy, folder, nproc=nproc, model=model, force=force, args=context.args, on_line=print)
+    record(strategy, folder, nproc=nproc, model=model, force=force, args=context.args, on_line=say_now)
     print(f"next: tracekit report {folder}")
 
 

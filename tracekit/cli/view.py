@@ -32,11 +32,12 @@ def command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on it.")] = True,
 ) -> None:
     """Open a run in a Perfetto UI that is served on this machine and needs no network."""
+    from tracekit.cli.console import say_now
     from tracekit.export.viewer import ui_folder, view
 
     ui_folder()  # says so before the trace is made where the UI is missing
     with perfetto_trace(path) as trace:
-        view(trace, port=port, browser=browser)
+        view(trace, port=port, browser=browser, say=say_now)
 
 
 @contextmanager
