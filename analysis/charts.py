@@ -1,4 +1,5 @@
 """Frames in, altair charts out: one function a question. Nothing here computes a result, reads or writes.
+
 Charts of several runs may be drawn to one scale: `top` is the largest value it should hold.
 
 Every chart carries two selections that a page may share among charts: `pick_layer` and `pick_rank`. A click
@@ -11,41 +12,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis import style
+from analysis import parts, style
 
 if TYPE_CHECKING:
     import altair as alt
     import polars as pl
 
-PICKS = ("layer", "rank")
 LANE_HEIGHT = 22
 BAR_STEP = 24
-FAINT = 0.15
 #: Left of the plot in a timeline, where its two parts must line up.
 LANE_LABELS = 132
-
-# Raised by no browser: charts that only follow a selection listen to it.
-_NEVER = "tracekitpick"
 
 
 def volume(frame: pl.DataFrame, top: float | None = None) -> alt.LayerChart:
     """Volume of a step by source (theory, plan, measured, …), stacked by kind in multiples of Ψ.
 
-    Columns: source, order (of the sources), kind, psi, total_psi (of the source) and its label, numel,
-    num_collectives.
+    Columns: source, order (of the sources), kind, place (of the kind), psi, total_psi (of the source) and its
+    label, numel, num_collectives.
     """
     import altair as alt
 
     y = alt.Y("source:N", title=None, sort=alt.EncodingSortField("order", op="min"))
-    colours = _colours(style.KINDS, frame["kind"])
+    colours = parts.colours(style.KINDS, frame["kind"])
     bars = (
         alt.Chart(frame)
         .mark_bar(height={"band": 0.72})
         .encode(
             y=y,
-            x=alt.X("psi:Q", title="elements × passes, in multiples of Ψ", scale=_room(frame["total_psi"], top)),
+            x=alt.X("psi:Q", title="elements × passes, in multiples of Ψ", scale=parts.room(frame["total_psi"], top)),
             color=alt.Color("kind:N", scale=colours),
-            order=alt.Order("psi:Q", sort="descending"),
+            order=alt.Order("place:Q"),
             tooltip=[
                 alt.Tooltip("source:N"),
                 alt.Tooltip("kind:N"),
@@ -58,7 +54,7 @@ def volume(frame: pl.DataFrame, top: float | None = None) -> alt.LayerChart:
     totals = (
         alt.Chart(frame).mark_text(align="left", dx=6, fontWeight=600).encode(y=y, x="max(total_psi):Q", text="label:N")
     )
-    return _sized(alt.layer(bars, totals), height=34 * frame["source"].n_unique())
+    return parts.sized(alt.layer(bars, totals), height=34 * frame["source"].n_unique())
 
 
 def overlap(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
@@ -68,7 +64,7 @@ def overlap(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
     """
     import altair as alt
 
-    colours = _colours(style.ACTIVITY, frame["activity"])
+    colours = parts.colours(style.ACTIVITY, frame["activity"])
     chart = (
         alt.Chart(frame)
         .mark_bar(height={"band": 0.76}, cursor="pointer")
@@ -76,10 +72,10 @@ def overlap(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
         .transform_aggregate(ms="mean(ms)", share="mean(share)", groupby=["row", "order", "layer", "phase", "activity"])
         .encode(
             y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("order", op="min")),
-            x=alt.X("ms:Q", title="ms a step", stack="zero", scale=_domain(top)),
+            x=alt.X("ms:Q", title="ms a step", stack="zero", scale=parts.domain(top)),
             color=alt.Color("activity:N", scale=colours),
             order=alt.Order("activity:N", sort="descending"),
-            opacity=_faint("layer"),
+            opacity=parts.faint("layer"),
             detail="layer:N",
             tooltip=[
                 alt.Tooltip("layer:N"),
@@ -90,7 +86,9 @@ def overlap(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
             ],
         )
     )
-    return _sized(chart.add_params(_pick("layer"), _follow("rank")), height=BAR_STEP * frame["row"].n_unique())
+    return parts.sized(
+        chart.add_params(parts.pick("layer"), parts.follow("rank")), height=BAR_STEP * frame["row"].n_unique()
+    )
 
 
 def timeline(frame: pl.DataFrame) -> alt.VConcatChart:
@@ -102,14 +100,14 @@ def timeline(frame: pl.DataFrame) -> alt.VConcatChart:
     import altair as alt
     import polars as pl
 
-    colours = _colours(style.ACTIVITY | style.PHASES, frame["what"])
+    colours = parts.colours(style.ACTIVITY | style.PHASES, frame["what"])
     # The phases are named where they are drawn; the legend is for what a device does.
     legend = alt.Legend(values=[name for name in style.ACTIVITY if name in set(frame["what"])])
     brush = alt.selection_interval(name="zoom", encodings=["x"])
     order = alt.EncodingSortField("order", op="min")
     rows = frame["row"].n_unique()
     base = (
-        alt.Chart(_as_csv(frame))
+        alt.Chart(parts.as_csv(frame))
         .mark_bar(height={"band": 0.84}, cursor="pointer")
         .encode(
             x2="end_ms:Q",
@@ -126,7 +124,7 @@ def timeline(frame: pl.DataFrame) -> alt.VConcatChart:
     detail = base.mark_bar(height={"band": 0.84}, cursor="pointer", clip=True).encode(
         x=alt.X("start_ms:Q", title="ms since the step began", scale=zoomed),
         y=y,
-        opacity=_faint("layer", "rank"),
+        opacity=parts.faint("layer", "rank"),
         tooltip=[
             alt.Tooltip("name:N", title="what"),
             alt.Tooltip("layer:N"),
@@ -138,11 +136,11 @@ def timeline(frame: pl.DataFrame) -> alt.VConcatChart:
         ],
     )
     phases = (
-        alt.Chart(_as_csv(frame.filter(pl.col("label") != "")))
+        alt.Chart(parts.as_csv(frame.filter(pl.col("label") != "")))
         .mark_text(align="left", dx=4, fontSize=11, clip=True)
         .encode(x=alt.X("start_ms:Q", scale=zoomed), y=y, text="label:N")
     )
-    lower = alt.layer(detail.add_params(_pick("layer"), _follow("rank")), phases)
+    lower = alt.layer(detail.add_params(parts.pick("layer"), parts.follow("rank")), phases)
     both = alt.vconcat(strip.add_params(brush), lower.properties(height=LANE_HEIGHT * rows), spacing=10)
     return both.properties(usermeta={"labels": LANE_LABELS}).configure(**style.config())
 
@@ -158,16 +156,16 @@ def memory(
     import altair as alt
 
     names = frame["series"].unique(maintain_order=True).to_list()
-    colours = _series(names)
+    colours = parts.series(names)
     x = alt.X("t_ms:Q", title="ms since the first step began")
     line = (
-        alt.Chart(_as_csv(frame))
+        alt.Chart(parts.as_csv(frame))
         .mark_line(interpolate="step-after", strokeWidth=1.6)
         .encode(
             x=x,
-            y=alt.Y("mib:Q", title="allocated MiB", scale=_room(peaks["mib"], top)),
+            y=alt.Y("mib:Q", title="allocated MiB", scale=parts.room(peaks["mib"], top)),
             color=alt.Color("series:N", scale=colours, legend=alt.Legend(symbolType="stroke")),
-            opacity=_faint("rank"),
+            opacity=parts.faint("rank"),
             tooltip=[
                 alt.Tooltip("series:N", title="rank"),
                 alt.Tooltip("t_ms:Q", title="ms", format=",.3f"),
@@ -178,7 +176,7 @@ def memory(
     dots = (
         alt.Chart(peaks)
         .mark_point(filled=True, size=70, opacity=1)
-        .encode(x=x, y="mib:Q", color=alt.Color("series:N", scale=colours), opacity=_faint("rank"))
+        .encode(x=x, y="mib:Q", color=alt.Color("series:N", scale=colours), opacity=parts.faint("rank"))
     )
     # The highest of the peaks is named; names of all of them would lie on one another.
     labels = (
@@ -186,10 +184,10 @@ def memory(
         .mark_text(align="center", dy=-12, fontWeight=600)
         .encode(x=x, y="mib:Q", text="label:N")
     )
-    layers: list[Any] = [line.add_params(_follow("rank"), _follow("layer")), dots, labels]
+    layers: list[Any] = [line.add_params(parts.follow("rank"), parts.follow("layer")), dots, labels]
     if floor_mib is not None:
         layers += _floor(floor_mib)
-    return _sized(alt.layer(*layers), height=220)
+    return parts.sized(alt.layer(*layers), height=220)
 
 
 def peak(frame: pl.DataFrame) -> alt.Chart:
@@ -200,7 +198,7 @@ def peak(frame: pl.DataFrame) -> alt.Chart:
     import altair as alt
 
     names = frame["series"].unique(maintain_order=True).to_list()
-    colours = _series(names)
+    colours = parts.series(names)
     chart = (
         alt.Chart(frame)
         .mark_bar(cursor="pointer")
@@ -209,7 +207,7 @@ def peak(frame: pl.DataFrame) -> alt.Chart:
             yOffset=alt.YOffset("series:N", sort=names),
             x=alt.X("mib:Q", title="MiB at the peak"),
             color=alt.Color("series:N", scale=colours, legend=None),
-            opacity=_faint("rank"),
+            opacity=parts.faint("rank"),
             tooltip=[
                 alt.Tooltip("series:N", title="rank"),
                 alt.Tooltip("category:N"),
@@ -218,7 +216,7 @@ def peak(frame: pl.DataFrame) -> alt.Chart:
         )
     )
     height = max(26, 12 * len(names)) * frame["category"].n_unique()
-    return _sized(chart.add_params(_pick("rank"), _follow("layer")), height=height)
+    return parts.sized(chart.add_params(parts.pick("rank"), parts.follow("layer")), height=height)
 
 
 def breakdown(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
@@ -229,16 +227,16 @@ def breakdown(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
     """
     import altair as alt
 
-    colours = _colours(style.ACTIVITY, frame["activity"])
+    colours = parts.colours(style.ACTIVITY, frame["activity"])
     chart = (
         alt.Chart(frame)
         .mark_bar(height={"band": 0.76}, cursor="pointer")
         .encode(
             y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("order", op="min")),
-            x=alt.X("ms:Q", title="ms", stack="zero", scale=_domain(top)),
+            x=alt.X("ms:Q", title="ms", stack="zero", scale=parts.domain(top)),
             color=alt.Color("activity:N", scale=colours),
             order=alt.Order("place:Q"),
-            opacity=_faint("rank"),
+            opacity=parts.faint("rank"),
             tooltip=[
                 alt.Tooltip("row:N", title="step"),
                 alt.Tooltip("activity:N", title="part"),
@@ -247,14 +245,16 @@ def breakdown(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
             ],
         )
     )
-    return _sized(chart.add_params(_pick("rank"), _follow("layer")), height=BAR_STEP * frame["row"].n_unique())
+    return parts.sized(
+        chart.add_params(parts.pick("rank"), parts.follow("layer")), height=BAR_STEP * frame["row"].n_unique()
+    )
 
 
 def comparison(frame: pl.DataFrame) -> alt.Chart:
     """The mean step of each run, as a stacked bar a run. Columns: run, order, activity, place, ms, share."""
     import altair as alt
 
-    colours = _colours(style.ACTIVITY, frame["activity"])
+    colours = parts.colours(style.ACTIVITY, frame["activity"])
     chart = (
         alt.Chart(frame)
         .mark_bar(height={"band": 0.72})
@@ -271,30 +271,7 @@ def comparison(frame: pl.DataFrame) -> alt.Chart:
             ],
         )
     )
-    return _sized(chart, height=40 * frame["run"].n_unique())
-
-
-def _colours(meanings: dict[str, str], shown: pl.Series) -> alt.Scale:
-    """The colours of those meanings that are shown, in the order of the meanings."""
-    import altair as alt
-
-    names = [name for name in meanings if name in set(shown)]
-    return alt.Scale(domain=names, range=[meanings[name] for name in names])
-
-
-def _series(names: list[str]) -> alt.Scale:
-    """A colour for each of the names, in turn."""
-    import altair as alt
-
-    return alt.Scale(domain=names, range=[style.SERIES[i % len(style.SERIES)] for i in range(len(names))])
-
-
-def _as_csv(frame: pl.DataFrame) -> alt.InlineData:
-    """The rows as CSV, a quarter of the size of JSON rows; types are given, not guessed."""
-    import altair as alt
-
-    parse: Any = {name: "number" if kind.is_numeric() else "string" for name, kind in frame.schema.items()}
-    return alt.InlineData(values=frame.write_csv(), format=alt.CsvDataFormat(type="csv", parse=parse))
+    return parts.sized(chart, height=40 * frame["run"].n_unique())
 
 
 def _floor(mib: float) -> list[Any]:
@@ -309,46 +286,3 @@ def _floor(mib: float) -> list[Any]:
     halo = alt.Chart(data).mark_text(align="right", dy=12, stroke="white", strokeWidth=4).encode(**where)
     text = alt.Chart(data).mark_text(align="right", dy=12, color=style.QUIET).encode(**where)
     return [rule, halo, text]
-
-
-def _pick(field: str) -> alt.Parameter:
-    """The selection that a click on a mark sets; a click beside the marks clears it."""
-    import altair as alt
-
-    return alt.selection_point(name=f"pick_{field}", fields=[field], on="click", clear="dblclick")
-
-
-def _follow(field: str) -> alt.Parameter:
-    """The same selection in a chart that only shows what was picked elsewhere."""
-    import altair as alt
-
-    return alt.selection_point(name=f"pick_{field}", fields=[field], on=_NEVER, clear=False)
-
-
-def _faint(*fields: str) -> Any:
-    """Full opacity for what is picked, or for everything while nothing is."""
-    import altair as alt
-
-    chosen: Any = {"and": [{"param": f"pick_{field}", "empty": True} for field in fields]}
-    return alt.OpacityValue(value=FAINT, condition={"test": chosen, "value": 1})
-
-
-def _room(values: pl.Series, top: float | None) -> alt.Scale:
-    """A scale from 0 to somewhat beyond the largest value (`top`, or that of the chart): a label there has room."""
-    highest = top if top is not None else values.max()
-    return _domain(highest * 1.15 if isinstance(highest, float) else None)
-
-
-def _domain(top: float | None) -> alt.Scale:
-    """A scale from 0 to `top`, to the largest value where that is not given."""
-    import altair as alt
-
-    return alt.Scale(domain=[0, top], nice=False) if top else alt.Scale()
-
-
-def _sized(chart: Any, *, height: int) -> Any:
-    """The chart as wide as its place, with the look of the page."""
-    import altair as alt
-
-    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
-    return chart.properties(width="container", height=max(height, 1), autosize=fit).configure(**style.config())

@@ -59,6 +59,7 @@ def volume_rows(run: Run) -> Drawn:
     return Drawn(
         rows.with_columns(
             order=drawing.place("source", places),
+            place=drawing.place("kind", {kind: i for i, kind in enumerate(style.KINDS)}),
             psi=pl.col("numel") / pl.lit(run.psi, pl.Float64),
         )
         .with_columns(total_psi=pl.col("psi").sum().over("source"))
@@ -163,7 +164,11 @@ def memory_rows(run: Run) -> Curves:
 def peak_rows(run: Run) -> Drawn:
     """What each rank held at its peak, largest category first."""
     table = _accelerators(peak(run)).with_columns(series=pl.format("rank {}", "rank"))
-    order = table.group_by("category").agg(pl.col("bytes").max().alias("_size")).sort("_size", descending=True)
+    order = (
+        table.group_by("category")
+        .agg(pl.col("bytes").max().alias("_size"))
+        .sort("_size", "category", descending=[True, False])
+    )
     ranked = table.join(order.with_row_index("order"), on="category", how="left").sort("rank", "order")
     rows = ranked.select("rank", "series", "category", pl.col("order").cast(pl.Int64), mib=mib("bytes"))
     rows = rows.with_columns(pl.col("category").str.replace_all("_", " ", literal=True))

@@ -231,7 +231,11 @@ _SECTIONS: list[tuple[Any, ...]] = [
             "what this strategy has to send for this model, and what the trace shows."
         ),
         _volume,
-        {"volume": "Volume of every rank and step", "ledger": "From theory to the trace, term by term"},
+        {
+            "ledger": "From theory to the trace, term by term",
+            "volume": "Volume of every rank, step and kind",
+            "backend": "What the backend ran",
+        },
     ),
     (
         "overlap",

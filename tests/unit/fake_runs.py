@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import polars as pl
 
+from tracekit.read.manifest import Axis, Held, Manifest, Parameter, Precision, RankInfo, StepTimes, Unit
+
 US = 1_000
 STEP = 1_000 * US
 UNITS = ["", *(f"layers.{i}" for i in range(5))]
@@ -113,9 +115,7 @@ def empty_run(name: str = "empty") -> SimpleNamespace:
     return SimpleNamespace(name=name, paths=[], manifest=None, psi=None, **tables)
 
 
-def fake_run(
-    name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, base_ns: int = 10**18
-) -> SimpleNamespace:
+def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, base_ns: int = 10**18) -> SimpleNamespace:
     """A run of `num_ranks` ranks and `num_steps` steps that begins at `base_ns`."""
     rows: dict[str, list[dict[str, object]]] = {table: [] for table in TABLES}
     for rank in range(num_ranks):
@@ -123,7 +123,29 @@ def fake_run(
         for step in range(num_steps):
             _step(rows, rank, step, base_ns + step * STEP)
     tables = {table: pl.DataFrame(rows[table], schema=schema) for table, schema in TABLES.items()}
-    return SimpleNamespace(name=name, paths=[], manifest=None, psi=PSI, **tables)
+    return SimpleNamespace(name=name, paths=[], manifest=manifest(num_ranks), psi=PSI, **tables)
+
+
+def manifest(num_ranks: int = 2) -> Manifest:
+    """ZeRO-2 by FSDP2, which gathers once and reduce-scatters once: 2Ψ, all of it in the run."""
+    return Manifest(
+        format=1,
+        strategy="zero2-fsdp2",
+        world_size=num_ranks,
+        psi=PSI,
+        psi_train=PSI,
+        tool="tracekit 0.1.0",
+        mesh=[Axis("dp_shard", num_ranks)],
+        backend="gloo",
+        versions={"python": "3.11", "torch": "2.13.0", "cuda": None},
+        precision=Precision("float32", "float32", None, "float32"),
+        parameters=[Parameter(f"{unit}.weight".lstrip("."), [NUMEL], "float32", NUMEL, layer=unit) for unit in UNITS],
+        units=[Unit(unit, reshard_after_forward=False) for unit in UNITS],
+        hosts=["host0"],
+        devices=["cpu"],
+        step_times=StepTimes([STEP], [STEP], 1.0),
+        ranks=[RankInfo(rank, "host0", "cpu", held_bytes=Held(4 * PSI, 0, 8 * PSI, 0)) for rank in range(num_ranks)],
+    )
 
 
 def _rank_row(rank: int, num_steps: int) -> dict[str, object]:

@@ -277,7 +277,8 @@ def _shifts(frames: list[tuple[pl.DataFrame, pl.DataFrame]]) -> list[int]:
         min((t for t in (frame["start_ns"].min(), counts["ts_ns"].min()) if isinstance(t, int)), default=None)
         for frame, counts in frames
     ]
-    first = next((begin for begin in begins if begin is not None), 0)
+    # A packet's time has no sign.
+    first = max(next((begin for begin in begins if begin is not None), 0), 0)
     return [0 if begin is None else first - begin for begin in begins]
 
 
