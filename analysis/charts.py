@@ -135,9 +135,11 @@ def timeline(frame: pl.DataFrame) -> alt.VConcatChart:
             alt.Tooltip("count:Q", title="pieces drawn as one"),
         ],
     )
+    # As long as the slice that it is written on, at every zoom.
+    across = "scale('concat_1_x', datum.end_ms) - scale('concat_1_x', datum.start_ms) - 6"
     phases = (
         alt.Chart(parts.as_csv(frame.filter(pl.col("label") != "")))
-        .mark_text(align="left", dx=4, fontSize=11, clip=True)
+        .mark_text(align="left", dx=4, fontSize=11, clip=True, limit=alt.expr(f"max({across}, 1)"))
         .encode(x=alt.X("start_ms:Q", scale=zoomed), y=y, text="label:N")
     )
     lower = alt.layer(detail.add_params(parts.pick("layer"), parts.follow("rank")), phases)

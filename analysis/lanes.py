@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 4
 
-# A phase's name is written on it where it takes this part of the step.
-_ROOM_FOR_NAME = 0.12
+# A phase's name is written on it where it takes this part of the step at least.
+_ROOM_FOR_NAME = 0.05
 
 _LANES = {
     "phase": "phase",
@@ -30,7 +30,7 @@ _COLOUR_OF_LANE = {
     "compute": style.COMPUTE,
     "communication": style.COMM,
     "exposed communication": style.EXPOSED,
-    "copy": style.COPY,
+    "copy": style.COPYING,
 }
 
 
@@ -48,9 +48,10 @@ def timeline_rows(run: Run) -> Drawn:
     notes[0] += f", {'rank' if len(ranks) == 1 else 'ranks'} {_listed(ranks[:MAX_RANKS])}"
     notes[0] += f" of {len(ranks)}." if len(ranks) > MAX_RANKS else "."
     if joined.height < every.height:
+        close = f"where the gap is at most {gap / 1000:,.1f} µs" if gap else "where they touch"
         notes.append(
             f"{every.height:,} pieces of work are drawn as {joined.height:,}: neighbours of one layer and phase are "
-            f"joined where the gap is at most {gap / 1000:,.1f} µs."
+            f"joined {close}."
         )
     return Drawn(rows, " ".join(notes))
 
@@ -83,8 +84,8 @@ def _joined(every: pl.DataFrame, lane: list[str]) -> tuple[pl.DataFrame, int]:
 
 def _lane_rows(joined: pl.DataFrame, origin: int) -> pl.DataFrame:
     lanes = list(_LANES)
-    several = joined["device"].drop_nulls().n_unique() > 1
-    device = pl.format(" {}", pl.col("device").fill_null("")) if several else pl.lit("")
+    several = pl.col("device").n_unique().over("rank") > 1
+    device = pl.when(several).then(pl.format(" {}", pl.col("device").fill_null(""))).otherwise(pl.lit(""))
     lane = pl.col("track").replace_strict(_LANES, return_dtype=pl.String)
     first = pl.col("track") == "phase"
     length = pl.col("end_ns") - pl.col("start_ns")

@@ -17,6 +17,7 @@ COMPUTE = "compute"
 COMM = "communication"
 HIDDEN = "hidden communication"
 EXPOSED = "exposed communication"
+COPYING = "copy"
 COPY = "exposed copy"
 IDLE = "idle"
 
@@ -26,6 +27,7 @@ ACTIVITY = {
     COMM: "#4fa197",
     HIDDEN: "#7cc4ba",
     EXPOSED: "#d9512c",
+    COPYING: "#c3a1cd",
     COPY: "#a678b4",
     IDLE: "#d3d9df",
 }

@@ -224,3 +224,14 @@ def test_times_are_exact_before_they_are_floats():
     frame = pl.DataFrame({"t": [10**18 + 123_456]})
     assert frame.select(drawing.ms("t", 10**18)).item() == 0.123456
     assert US == 1_000
+
+
+def test_lanes_name_the_device_only_where_a_rank_has_several():
+    run = fake_run(num_steps=1)
+    own = pl.format("cuda:{}", "rank")
+    run.work = run.work.with_columns(device=own)
+    assert "0 compute" in lanes.timeline_rows(run).rows["row"]
+    run.work = run.work.with_columns(
+        device=pl.when(pl.col("class") == "comm").then(pl.lit("cuda:1")).otherwise(pl.lit("cuda:0"))
+    )
+    assert "0 compute cuda:0" in lanes.timeline_rows(run).rows["row"]
