@@ -50,7 +50,10 @@ def add_to(app: typer.Typer) -> None:
 
 def command(
     context: typer.Context,
-    strategy: Annotated[str, typer.Option(help="fsdp2, zero2 (DeepSpeed) or zero2-fsdp2.", show_default=False)],
+    strategy: Annotated[
+        str,
+        typer.Option(help="How to shard, as in runners/strategies: fsdp2, zero2 (DeepSpeed), …", show_default=False),
+    ],
     nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine.")] = 2,
     model: Annotated[str, typer.Option(help="Size of the decoder: nano, tiny, small, 1b, 7b, 70b.")] = "tiny",
     out: Annotated[

@@ -33,9 +33,8 @@ def command(
 
     Each RUN is a run of its own; two or more are shown side by side.
     """
-    from analysis.report import write_report
-
     import tracekit
+    from analysis.report import write_report
     from tracekit.cli.console import progress
 
     with progress("analysing") as tell:
