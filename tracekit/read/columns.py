@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
 from tracekit.read import clock
-from tracekit.read.events import Args, Event
+from tracekit.read.arguments import arguments, integers, links, texts
+from tracekit.read.events import Event
 
 # One row an event, in file order. Times are absolute nanoseconds; `index` is the position among the file's entries.
 EVENT_SCHEMA: dict[str, pl.DataType] = {
@@ -57,17 +58,11 @@ MEMORY_SCHEMA: dict[str, pl.DataType] = {
 }
 SCHEMAS = {"events": EVENT_SCHEMA, "device": DEVICE_SCHEMA, "comm": COMM_SCHEMA, "memory": MEMORY_SCHEMA}
 
-# Same thing, other spelling: the first one present counts.
-_SPELLINGS = {
-    "external_id": ("external_id", "external_id_2021"),
-    "in_numel": ("in_numel", "in_numel_2023"),
-    "out_numel": ("out_numel", "out_numel_2023"),
-    "group": ("group", "group_id"),
-}
-_NO_ARGS = Args()
 _LINKED_FLOW = "fwdbwd"
 _COMM_NAME = "^(nccl:|c10d|gloo:|record_param_comms|_c10d|mpi:|ucc:|xccl:)"
 _MEMORY = "[memory]"
+# Frames of Python are half of many files, and their arguments are of no use to any table.
+_WITHOUT_ARGUMENTS = "python_function"
 
 
 class Columns(NamedTuple):
@@ -80,85 +75,39 @@ class Columns(NamedTuple):
 
 
 def columns(decoded: Sequence[Event], first_index: int) -> Columns:
-    """Return the frames of these events; metadata rows and flows that link nothing are left out."""
-    index = [i for i, e in enumerate(decoded, first_index) if _is_kept(e)]
-    events = decoded if len(index) == len(decoded) else [decoded[i - first_index] for i in index]
-    args = [e.args or _NO_ARGS for e in events]
-    names = [e.name for e in events]
-    narrow: dict[str, pl.Series] = {
-        "index": pl.Series(index, dtype=pl.Int64),
-        "ph": _texts([e.ph for e in events]),
-        "cat": _texts([e.cat for e in events]),
-        "name": _texts(names),
-        "pid": _integers([e.pid for e in events]),
-        "tid": _integers([e.tid for e in events]),
-        "ts_ns": clock.to_ns([e.ts for e in events]),
-        "dur_ns": clock.to_ns([e.dur for e in events]),
-        **{name: _argument(args, name, EVENT_SCHEMA[name]) for name in ("external_id", "correlation", "sequence")},
+    """Return the frames of these events; metadata rows and flows that link nothing are left out.
+
+    Raises:
+        msgspec.DecodeError: the arguments of an event are not what arguments should be.
+    """
+    narrow = pl.DataFrame(
+        {
+            "row": pl.int_range(len(decoded), eager=True),
+            "ph": texts([e.ph for e in decoded]),
+            "cat": texts([e.cat for e in decoded]),
+            "name": texts([e.name for e in decoded]),
+            "pid": integers([e.pid for e in decoded]),
+            "tid": integers([e.tid for e in decoded]),
+            "ts_ns": clock.to_ns([e.ts for e in decoded]),
+            "dur_ns": clock.to_ns([e.dur for e in decoded]),
+        }
+    ).filter(pl.col("ph").is_in(["X", "i"]) | ((pl.col("ph") == "s") & (pl.col("cat") == _LINKED_FLOW)))
+    told = links(decoded, narrow.filter(pl.col("cat").ne_missing(_WITHOUT_ARGUMENTS))["row"])
+    called = narrow.filter(pl.col("name").str.contains(_COMM_NAME))["row"]
+    rows = {
+        "device": told.filter(pl.col("on_device"))["row"],
+        "comm": pl.concat([called, told.filter(pl.col("collective"))["row"]]).unique().sort(),
+        "memory": narrow.filter(pl.col("name") == _MEMORY)["row"],
     }
-    on_device = [n for n, a in enumerate(args) if a.stream is not None or a.device is not None]
-    calls = narrow["name"].str.contains(_COMM_NAME).fill_null(value=False).to_list()
-    collectives = [
-        n for n, (called, a) in enumerate(zip(calls, args, strict=True)) if called or a.collective is not None
-    ]
-    allocations = (narrow["name"] == _MEMORY).arg_true().to_list()
+    index = (pl.col("row") + first_index).alias("index")
+    events = narrow.join(told, on="row", how="left", maintain_order="left").with_columns(index)
+    wide = [arguments(decoded, rows[name], SCHEMAS[name]).with_columns(index) for name in ("device", "comm", "memory")]
     return Columns(
-        pl.DataFrame(narrow, schema=EVENT_SCHEMA),
-        _sparse(index, args, DEVICE_SCHEMA, on_device),
-        _sparse(index, args, COMM_SCHEMA, collectives),
-        _sparse(index, args, MEMORY_SCHEMA, allocations),
+        events.select(pl.col(c).cast(t) for c, t in EVENT_SCHEMA.items()),
+        *(frame.select(list(SCHEMAS[name])) for name, frame in zip(rows, wide, strict=True)),
     )
 
 
 def empty() -> Columns:
     """Return frames without rows."""
     return columns([], 0)
-
-
-def _is_kept(event: Event) -> bool:
-    ph = event.ph
-    return ph == "X" or ph == "i" or (ph == "s" and event.cat == _LINKED_FLOW)  # noqa: PLR1714 - ph may not hash
-
-
-def _sparse(index: list[int], args: list[Args], schema: dict[str, pl.DataType], rows: list[int]) -> pl.DataFrame:
-    chosen = [args[n] for n in rows]
-    data = {"index": pl.Series([index[n] for n in rows], dtype=pl.Int64)}
-    data |= {name: _argument(chosen, name, dtype) for name, dtype in schema.items() if name != "index"}
-    return pl.DataFrame(data, schema=schema)
-
-
-def _argument(args: list[Args], name: str, dtype: pl.DataType) -> pl.Series:
-    if name in ("input_dims", "input_type"):
-        return pl.Series([bytes(getattr(a, name)).decode("utf-8", "replace") or None for a in args], dtype=pl.String)
-    first, *others = _SPELLINGS.get(name, (name,))
-    values = [getattr(a, first) for a in args]
-    for other in others:
-        values = [getattr(a, other) if v is None else v for v, a in zip(values, args, strict=True)]
-    return _integers(values) if dtype == pl.Int64() else _texts(values)
-
-
-def _texts(values: list[Any]) -> pl.Series:
-    try:
-        return pl.Series(values, dtype=pl.String, strict=True)
-    except (TypeError, pl.exceptions.PolarsError):
-        return pl.Series([v if v is None or isinstance(v, str) else str(v) for v in values], dtype=pl.String)
-
-
-def _integers(values: list[Any]) -> pl.Series:
-    """Integers as they are, text by the number it ends in ("stream 7" is 7), anything else null."""
-    try:
-        return pl.Series(values, dtype=pl.Int64, strict=True)
-    except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        return pl.Series([_integer(v) for v in values], dtype=pl.Int64)
-
-
-def _integer(value: object) -> int | None:
-    if isinstance(value, str):
-        digits = value.rsplit(maxsplit=1)[-1] if value.strip() else ""
-        value = int(digits) if digits.lstrip("-").isdecimal() and len(digits) < 20 else None
-    if isinstance(value, float):
-        value = int(value) if value.is_integer() else None
-    # Addresses and 64-bit communicator ids can use the top bit: keep their bits, as a signed number.
-    if isinstance(value, int) and 2**63 <= value < 2**64:
-        value -= 2**64
-    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None

@@ -34,6 +34,7 @@ class _Part(NamedTuple):
     """What one batch gave; `tail`: text after the end of the events, where it was met."""
 
     events: Sequence[Event]
+    columns: Columns | None
     facts: Facts
     findings: list[Finding]
     tail: bytes | None
@@ -53,66 +54,70 @@ def decode(path: Path) -> Decoded:
     for part in _parts(batches(blocks(path, findings)), path):
         facts = part.facts.or_else(facts)
         findings.extend(part.findings)
-        if part.events:
-            frames.append(columns(part.events, seen))
-        if not any((f.events["ph"] == "X").any() for f in frames):
-            others.update(str(e.ph)[:8] for e in part.events)
         seen += len(part.events)
+        if part.columns is not None:
+            frames.append(part.columns)
+        if not _has_spans(frames):
+            others.update(str(e.ph)[:8] for e in part.events)
     _require_kineto(path, frames, others, seen, findings)
     return Decoded(_joined(frames, facts.base_ns or 0), facts, merged([*findings, *_unusable_times(frames)]))
 
 
 def _parts(pieces: Iterator[Batch], path: Path) -> Iterator[_Part]:
     tail: bytes | None = None
+    seen = 0
     for batch in pieces:
         if tail is not None:
             tail += batch.text
-        elif batch.part == "head":
-            yield _Part([], facts_before(batch.text), [], None)
-        elif batch.part == "alien":
-            yield _alien(batch, path)
-        else:
-            part = _events(batch) if batch.part == "events" else _rest(batch)
-            tail = part.tail
-            yield part
+            continue
+        if batch.part == "head":
+            yield _Part([], None, facts_before(batch.text), [], None)
+            continue
+        part = _alien(batch, path) if batch.part == "alien" else _events(batch, seen)
+        tail = part.tail
+        seen += len(part.events)
+        yield part
     if tail:
-        yield _Part([], facts_in(tail), [], None)
+        yield _Part([], None, facts_in(tail), [], None)
 
 
-def _events(batch: Batch) -> _Part:
+def _events(batch: Batch, first_index: int) -> _Part:
     try:
+        events, facts = _whole(batch)
+        return _Part(events, columns(events, first_index), facts, [], None)
+    except _NOT_DECODABLE:
+        return _salvaged(batch, first_index)
+
+
+def _whole(batch: Batch) -> tuple[Sequence[Event], Facts]:
+    """Undamaged events; the last ones come with the end of the file, which closes them as a document or as a list."""
+    if batch.part == "events":
         text = b"[" + batch.text + b"]"
         events = msgspec.json.decode(text, type=list[Event])
-        if not clock.is_exact([e.ts for e in events]):
-            events = msgspec.json.decode(text, type=list[ExactEvent])
-    except _NOT_DECODABLE:
-        saved = salvage(batch.text, batch.offset, at_end=False)
-        return _Part(saved.events, Facts(), saved.findings, saved.tail)
-    return _Part(events, Facts(), [], None)
-
-
-def _rest(batch: Batch) -> _Part:
-    """The last events with the end of the file: decoded as a document where it closes as one, else as a list."""
+        return events if clock.is_exact([e.ts for e in events]) else msgspec.json.decode(
+            text, type=list[ExactEvent]
+        ), Facts()
     text = batch.text.rstrip()
     whole = b'{"traceEvents":[' + text + (b"}" if text.endswith(b"]") else b"")
-    try:
-        document: Document = msgspec.json.decode(whole, type=Document)
-        if not clock.is_exact([e.ts for e in document.events]):
-            document = msgspec.json.decode(whole, type=ExactDocument)
-    except _NOT_DECODABLE:
-        saved = salvage(batch.text, batch.offset, at_end=True)
-        return _Part(saved.events, Facts(), saved.findings, saved.tail)
-    return _Part(document.events, facts_of(document), [], None)
+    document: Document = msgspec.json.decode(whole, type=Document)
+    if not clock.is_exact([e.ts for e in document.events]):
+        document = msgspec.json.decode(whole, type=ExactDocument)
+    return document.events, facts_of(document)
+
+
+def _salvaged(batch: Batch, first_index: int) -> _Part:
+    saved = salvage(batch.text, batch.offset, at_end=batch.part != "events")
+    return _Part(saved.events, columns(saved.events, first_index), Facts(), saved.findings, saved.tail)
 
 
 def _alien(batch: Batch, path: Path) -> _Part:
     """Text without a list of events: no trace, unless events stand in it all the same."""
     if not batch.text.strip():
         raise InputError(empty_sentence(path))
-    saved = salvage(batch.text, batch.offset, at_end=True)
+    saved = _salvaged(batch, 0)
     if any(e.ph == "X" for e in saved.events):
         lost = Finding("corrupt: the start of the file is missing or damaged", 0, 1, "events kept")
-        return _Part(saved.events, facts_in(batch.text), [lost, *saved.findings], None)
+        return saved._replace(facts=facts_in(batch.text), findings=[lost, *saved.findings], tail=None)
     try:
         msgspec.json.decode(batch.text)
     except _NOT_DECODABLE:
@@ -124,8 +129,12 @@ def _alien(batch: Batch, path: Path) -> _Part:
     )
 
 
+def _has_spans(frames: list[Columns]) -> bool:
+    return any((f.events["ph"] == "X").any() for f in frames)
+
+
 def _require_kineto(path: Path, frames: list[Columns], phases: set[str], seen: int, findings: list[Finding]) -> None:
-    if any((f.events["ph"] == "X").any() for f in frames):
+    if _has_spans(frames):
         return
     if not seen:
         damage = f" ({findings[0].what})" if findings else ""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-_ABSENT = msgspec.Raw()
+ABSENT = msgspec.Raw()
+
+
+class Links(msgspec.Struct, gc=False):
+    """The arguments that most events have, and those that tell whether the rest is worth decoding."""
+
+    external_id: Any = msgspec.field(default=None, name="External id")
+    external_id_2021: Any = msgspec.field(default=None, name="external id")
+    correlation: Any = None
+    sequence: Any = msgspec.field(default=None, name="Sequence number")
+    stream: Any = None
+    device: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
 
 
 class Args(msgspec.Struct, gc=False):
@@ -19,8 +30,8 @@ class Args(msgspec.Struct, gc=False):
     stream: Any = None
     device: Any = None
     sequence: Any = msgspec.field(default=None, name="Sequence number")
-    input_dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
-    input_type: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input type")
+    input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_numel: Any = msgspec.field(default=None, name="In msg nelems")
     out_numel: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -42,7 +53,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One entry of ``traceEvents``; times in microseconds as written."""
+    """One entry of ``traceEvents``; times in microseconds as written, arguments as their text (:class:`Args`)."""
 
     ph: Any = None
     cat: Any = None
@@ -51,13 +62,19 @@ class Event(msgspec.Struct, gc=False):
     tid: Any = None
     ts: Any = None
     dur: Any = None
-    args: Args | None = None
+    args: msgspec.Raw = ABSENT
 
 
 class ExactEvent(Event, gc=False):
     """The same for files whose absolute fractional times do not fit a float: the digits are kept."""
 
-    ts: Decimal | None = None
+    ts: msgspec.Raw = ABSENT
+
+
+class CheckedEvent(Event, gc=False):
+    """The same with its arguments decoded, to tell whether they can be."""
+
+    args: Args | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class Distributed(msgspec.Struct):

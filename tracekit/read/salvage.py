@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tracekit.read import clock
 from tracekit.read.batches import BOUNDARY
-from tracekit.read.events import Event
+from tracekit.read.events import CheckedEvent, Event, ExactEvent
 from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
 
 _START = re.compile(r'\{\s*"')
@@ -90,10 +91,14 @@ def _pieces(text: bytes) -> list[_Piece]:
 
 
 def _decode(pieces: Sequence[_Piece]) -> list[Event] | None:
+    text = b"[" + b",".join(p.text for p in pieces) + b"]"
     try:
-        return msgspec.json.decode(b"[" + b",".join(p.text for p in pieces) + b"]", type=list[Event])
+        checked = msgspec.json.decode(text, type=list[CheckedEvent])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    if clock.is_exact([e.ts for e in checked]):
+        return msgspec.json.decode(text, type=list[Event])
+    return list[Event](msgspec.json.decode(text, type=list[ExactEvent]))
 
 
 def _runs(pieces: list[_Piece]) -> list[tuple[list[Event] | None, tuple[int, int]]]:
