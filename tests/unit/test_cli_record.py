@@ -62,7 +62,7 @@ def test_record_replaces_a_run_only_with_force(launched, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--strategy", "fsdp3"], "--strategy fsdp3 is unknown: did you mean fsdp2? (there are fsdp2, "),
+        (["--strategy", "fsdp3"], "--strategy fsdp3 is unknown: did you mean fsdp2? (there are "),
         (["--strategy", "fsdp2", "--model", "huge"], "--model huge is unknown: there are nano, tiny, "),
         (["--strategy", "fsdp2", "--nproc", "0"], "Invalid value for '--nproc'"),
         ([], "Missing option '--strategy'"),
