@@ -23,7 +23,7 @@ lint: $(STAMP) ## ruff, rules and format
 	$(BIN)/ruff format --check $(CHECKED)
 
 types: $(STAMP) ## pyright, strict on the packages
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: $(STAMP) ## the test suite alone
 	$(BIN)/python -m pytest
