@@ -168,7 +168,8 @@ def _exposed(run: Run) -> str | None:
         .drop_nulls("kind")
         .group_by("kind", "layer", "phase")
         .agg(pl.col("exposed_ns").sum())
-        .sort("exposed_ns", descending=True, nulls_last=True)
+        # The rest only makes the order, and so the sentence, the same each time.
+        .sort("exposed_ns", "kind", "layer", "phase", descending=[True, False, False, False], nulls_last=True)
     )
     if groups.is_empty():
         return f"{share} ({100 * exposed / length:.0f} %)."

@@ -104,9 +104,15 @@ def test_another_profilers_file_is_refused_in_one_sentence() -> None:
 
 
 TRACES = [
-    "cuda-event-sync.json.gz", "gpu-user-annotation.json.gz", "graph-node-ids.json", "h100-memory-modules.json.gz",
-    "hip-graph-replay.json.gz", "list-at-top-level-2021.pt.trace.json.gz", "rank-not-found.json.gz", "triton-rocm-small.json.gz",
-]  # fmt: skip
+    "cuda-event-sync.json.gz",
+    "gpu-user-annotation.json.gz",
+    "graph-node-ids.json",
+    "h100-memory-modules.json.gz",
+    "hip-graph-replay.json.gz",
+    "list-at-top-level-2021.pt.trace.json.gz",
+    "rank-not-found.json.gz",
+    "triton-rocm-small.json.gz",
+]
 
 
 @pytest.mark.parametrize("name", TRACES)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tracekit.model.matching import with_matches, with_waits
+
+SCHEMA = {
+    "rank": pl.Int32, "cycle": pl.Int32, "step": pl.Int64, "kind": pl.String, "group": pl.String, "group_size": pl.Int32,
+    "seq": pl.Int64, "in_numel": pl.Int64, "out_numel": pl.Int64, "issued_ns": pl.Int64, "dur_ns": pl.Int64,
+}  # fmt: skip
+
+
+def rows(*data: dict[str, object]) -> pl.DataFrame:
+    plain = {"rank": 0, "cycle": 0, "step": 1, "kind": "all_reduce", "in_numel": 8, "issued_ns": 0, "dur_ns": 10}
+    return pl.DataFrame([{**plain, **row} for row in data], schema=SCHEMA)
+
+
+def waits(frame: pl.DataFrame, world_size: int | None) -> list[tuple[int | None, int | None]]:
+    return with_waits(with_matches(frame, world_size)).sort("rank").select("transfer_ns", "wait_ns").rows()
+
+
+def test_the_last_rank_shows_the_transfer_and_the_others_wait() -> None:
+    # All-reduces start at 0, 100, 200 and 900 us on four ranks and all end at 930.
+    ranks = rows(*({"rank": r, "issued_ns": s, "dur_ns": 930 - s} for r, s in enumerate([0, 100, 200, 900])))
+    assert waits(ranks, 4) == [(30, 900), (30, 800), (30, 700), (30, 0)]
+
+
+@pytest.mark.parametrize("world_size", [None, 3, 8])
+def test_without_all_ranks_nothing_is_claimed(world_size: int | None) -> None:
+    assert waits(rows({"rank": 0}, {"rank": 1}), world_size) == [(None, None)] * 2
+
+
+def test_the_groups_own_size_is_enough() -> None:
+    assert waits(rows({"rank": 0, "group_size": 2}, {"rank": 1, "group_size": 2, "dur_ns": 4}), 64) == [(4, 6), (4, 0)]
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "send", "recv", "reduce", "other"])
+def test_kinds_that_do_not_bind_their_ranks_get_no_wait(kind: str) -> None:
+    assert waits(rows({"rank": 0, "kind": kind}, {"rank": 1, "kind": kind, "dur_ns": 99}), 2) == [(None, None)] * 2
+
+
+def test_a_rank_where_it_did_not_run_hides_the_transfer() -> None:
+    assert waits(rows({"rank": 0}, {"rank": 1, "dur_ns": None}), 2) == [(None, None)] * 2
+
+
+def matched(frame: pl.DataFrame) -> list[tuple[int, ...]]:
+    """Row numbers that were matched, each set sorted."""
+    numbered = with_matches(frame.with_row_index("row"), 2)
+    return sorted(tuple(sorted(group["row"])) for _, group in numbered.group_by("match"))
+
+
+def test_sequence_numbers_decide_before_order() -> None:
+    frame = rows(
+        {"rank": 0, "group": "tp", "seq": 7, "issued_ns": 1},
+        {"rank": 0, "group": "tp", "seq": 8, "issued_ns": 2},
+        {"rank": 1, "group": "tp", "seq": 8, "issued_ns": 1, "step": 2},
+    )
+    assert matched(frame) == [(0,), (1, 2)]
+
+
+def test_groups_kinds_and_sizes_are_matched_apart() -> None:
+    frame = rows(
+        {"rank": 0, "group": "a"},
+        {"rank": 0, "group": "b"},
+        {"rank": 0, "group": "a", "kind": "all_gather"},
+        {"rank": 1, "group": "b"},
+        {"rank": 1, "group": "a", "in_numel": 9},
+        {"rank": 1, "group": "a"},
+    )
+    assert matched(frame) == [(0, 5), (1, 3), (2,), (4,)]
+
+
+def test_one_extra_collective_does_not_shift_the_others() -> None:
+    frame = rows(
+        {"issued_ns": 1},
+        {"issued_ns": 5, "in_numel": 16},
+        {"rank": 1, "in_numel": 4},
+        {"rank": 1},
+        {"rank": 1, "in_numel": 16},
+    )
+    assert matched(frame) == [(0, 3), (1, 4), (2,)]
+
+
+def test_all_to_all_has_other_sizes_on_each_rank() -> None:
+    assert matched(rows({"kind": "all_to_all"}, {"rank": 1, "kind": "all_to_all", "in_numel": 3})) == [(0, 1)]
+
+
+def test_step_numbers_off_by_one_are_the_same_steps() -> None:
+    frame = rows({"step": 2}, {"step": 3}, {"rank": 1, "step": 3}, {"rank": 1, "step": 4})
+    assert matched(frame) == [(0, 2), (1, 3)]
+
+
+def test_nothing_and_one_row() -> None:
+    assert with_waits(with_matches(rows().clear(), 2)).height == 0
+    assert waits(rows({}), 1) == [(None, None)]

@@ -1,0 +1,54 @@
+"""The same collective on all of its ranks: who waited for whom, and what the transfer itself took.
+
+Matched by process group and sequence number where the trace has them (torch 2.12 on), else by order within step, group,
+kind and size. All ranks of an all-gather, reduce-scatter, all-reduce or all-to-all leave it together, so the rank that
+came last was in it for the shortest time: that is the transfer, and what another rank spent beyond it is waiting.
+Broadcasts, reduces and point-to-point do not bind their ranks so and get neither.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+# Kinds that no rank can leave before all have come.
+SYMMETRIC = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+# Their sizes differ between ranks by nature.
+_UNEVEN = ("all_to_all", "send", "recv", "other")
+
+
+def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFrame:
+    """Return the collectives with `match`, the same number on all ranks of one, and `num_matched` ranks in it."""
+    group = pl.col("group").fill_null("")
+    size = pl.when(pl.col("kind").is_in(_UNEVEN)).then(0).otherwise(pl.coalesce("in_numel", "out_numel", pl.lit(-1)))
+    numbered = collectives.with_columns(
+        group.alias("__group"), size.cast(pl.Int64).alias("__size"), _step_ordinal().alias("__step")
+    )
+    place = ["cycle", "__step", "__group", "kind", "__size"]
+    nth = pl.int_range(pl.len(), dtype=pl.Int64).over("rank", *place, order_by="issued_ns")
+    numbered = numbered.with_columns(
+        pl.when(pl.col("seq").is_null()).then(nth).alias("__nth"),
+        *(pl.when(pl.col("seq").is_null()).then(name).alias(name) for name in ("__step", "__size")),
+    )
+    key = ["cycle", "__group", "kind", "seq", "__step", "__size", "__nth"]
+    return (
+        numbered.with_columns(pl.struct(key).rank("dense").cast(pl.Int64).alias("match"))
+        .with_columns(pl.col("rank").n_unique().over("match").cast(pl.Int32).alias("num_matched"))
+        .drop("__group", "__size", "__step", "__nth")
+        .with_columns(pl.coalesce("group_size", pl.lit(world_size, pl.Int32)).alias("num_needed"))
+    )
+
+
+def _step_ordinal() -> pl.Expr:
+    """Steps by their order on each rank: their numbers are labels that can differ between ranks by one."""
+    return pl.col("step").rank("dense").over("rank", "cycle")
+
+
+def with_waits(matched: pl.DataFrame) -> pl.DataFrame:
+    """Return the matched collectives with `transfer_ns` and `wait_ns`, null where a rank of the group is not at hand."""
+    whole = (
+        pl.col("kind").is_in(SYMMETRIC) & (pl.col("num_matched") >= 2) & (pl.col("num_matched") == pl.col("num_needed"))
+    )
+    shortest = pl.col("dur_ns").min().over("match")
+    ran = pl.col("dur_ns").is_not_null().all().over("match")
+    transfer = pl.when(whole & ran).then(shortest)
+    return matched.with_columns(transfer.alias("transfer_ns"), (pl.col("dur_ns") - transfer).alias("wait_ns"))
