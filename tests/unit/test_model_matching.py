@@ -5,10 +5,11 @@ import pytest
 
 from tracekit.model.matching import with_matches, with_waits
 
+INT, TEXT = pl.Int64, pl.String
 SCHEMA = {
-    "rank": pl.Int32, "cycle": pl.Int32, "step": pl.Int64, "kind": pl.String, "group": pl.String, "group_size": pl.Int32,
-    "seq": pl.Int64, "in_numel": pl.Int64, "out_numel": pl.Int64, "issued_ns": pl.Int64, "dur_ns": pl.Int64,
-}  # fmt: skip
+    **{"rank": pl.Int32, "cycle": pl.Int32, "step": INT, "kind": TEXT, "group": TEXT, "group_size": pl.Int32},
+    **{"seq": INT, "in_numel": INT, "out_numel": INT, "issued_ns": INT, "dur_ns": INT},
+}
 
 
 def rows(*data: dict[str, object]) -> pl.DataFrame:

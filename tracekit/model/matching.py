@@ -44,7 +44,7 @@ def _step_ordinal() -> pl.Expr:
 
 
 def with_waits(matched: pl.DataFrame) -> pl.DataFrame:
-    """Return the matched collectives with `transfer_ns` and `wait_ns`, null where a rank of the group is not at hand."""
+    """Return the matched collectives with `transfer_ns` and `wait_ns`, null where a rank of the group is missing."""
     whole = (
         pl.col("kind").is_in(SYMMETRIC) & (pl.col("num_matched") >= 2) & (pl.col("num_matched") == pl.col("num_needed"))
     )
