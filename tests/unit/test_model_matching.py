@@ -7,8 +7,17 @@ from tracekit.model.matching import with_matches, with_waits
 
 INT, TEXT = pl.Int64, pl.String
 SCHEMA = {
-    **{"rank": pl.Int32, "cycle": pl.Int32, "step": INT, "kind": TEXT, "group": TEXT, "group_size": pl.Int32},
-    **{"seq": INT, "in_numel": INT, "out_numel": INT, "issued_ns": INT, "dur_ns": INT},
+    "rank": pl.Int32,
+    "cycle": pl.Int32,
+    "step": INT,
+    "kind": TEXT,
+    "group": TEXT,
+    "group_size": pl.Int32,
+    "seq": INT,
+    "in_numel": INT,
+    "out_numel": INT,
+    "issued_ns": INT,
+    "dur_ns": INT,
 }
 
 
