@@ -9,6 +9,7 @@ from tracekit.model import names
 from tracekit.model.buckets import with_bucket_layers
 from tracekit.model.calls import first_numel
 from tracekit.model.layers import Attribution
+from tracekit.model.matching import with_matches, with_waits
 from tracekit.model.steps import step_at
 from tracekit.read.manifest import Manifest
 
@@ -16,7 +17,8 @@ from tracekit.read.manifest import Manifest
 # what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_bytes`: the full
 # tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring sends, passes x payload x
 # (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name.
-# `wait_ns` and `transfer_ns` need all ranks and are filled by the skew analysis.
+# `match` is the same number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand;
+# `transfer_ns` and `wait_ns` (they add up to `dur_ns`) are null unless all are: see model/matching.py.
 COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -43,6 +45,9 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "dur_ns": pl.Int64(),
     "overlapped_ns": pl.Int64(),
     "exposed_ns": pl.Int64(),
+    "match": pl.Int64(),
+    "num_matched": pl.Int32(),
+    "num_needed": pl.Int32(),
     "wait_ns": pl.Int64(),
     "transfer_ns": pl.Int64(),
     "kind_from": pl.String(),
@@ -59,6 +64,7 @@ def collectives(
     attribution: Attribution,
     *,
     manifest: Manifest | None = None,
+    world_size: int | None = None,
 ) -> pl.DataFrame:
     """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once.
 
@@ -67,9 +73,8 @@ def collectives(
     rows = _calls_with_work(_executions(arguments, work), calls)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = _with_sizes(_with_mesh(with_bucket_layers(rows, manifest), manifest))
-    rows = _with_overlap(rows, work)
-    empty = [pl.lit(None, pl.Int64).alias(c) for c in ("wait_ns", "transfer_ns")]
-    ordered = rows.with_columns(empty).sort(*_RUN, "at_ns", "index")
+    rows = with_waits(with_matches(_with_overlap(rows, work), world_size))
+    ordered = rows.sort(*_RUN, "at_ns", "index")
     return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA)  # type: ignore[arg-type]
 
 

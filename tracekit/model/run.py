@@ -39,6 +39,11 @@ class Run:
         """Ψ, the number of parameters of the model; null without a manifest."""
         return self.manifest.psi if self.manifest else None
 
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks the run had, by its manifest or the traces; null where neither tells."""
+        return self.manifest.world_size if self.manifest else None
+
     @cached_property
     def ranks(self) -> pl.DataFrame:
         """The files of the run with what was found in each: RANKS_SCHEMA."""
@@ -58,7 +63,13 @@ class Run:
     def collectives(self) -> pl.DataFrame:
         """What was communicated: COLLECTIVES_SCHEMA."""
         return collectives.collectives(
-            self._columns.comm, self._calls, self.work, self.steps, self._attribution, manifest=self.manifest
+            self._columns.comm,
+            self._calls,
+            self.work,
+            self.steps,
+            self._attribution,
+            manifest=self.manifest,
+            world_size=self.world_size,
         )
 
     @cached_property
