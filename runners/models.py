@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -104,20 +106,31 @@ class Decoder(nn.Module):
 
 
 @torch.no_grad()
-def initialize(model: Decoder, seed: int, shard: int = 0) -> None:
+def initialize(model: Decoder, seed: int) -> None:
     """Fills parameters and buffers in place, the same for a seed on every rank.
 
-    Works on local shards too, so that a model made on the meta device never exists whole anywhere; `shard` then tells
-    the shards of one tensor apart.
+    Works on local shards too, so that a model made on the meta device never exists whole anywhere: each shard of a
+    tensor is filled by a number of its own, the replicas of a shard alike.
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device=device)
     for index, parameter in enumerate(model.parameters()):
         to_local = getattr(parameter, "to_local", None)
         local = to_local() if to_local else parameter
-        generator.manual_seed((seed * 10_007 + index) * 100_003 + shard)
+        generator.manual_seed((seed * 10_007 + index) * 100_003 + _shard_number(parameter))
         if parameter.dim() == 1:
             local.fill_(1.0)
         else:
             local.normal_(0.0, INIT_STD, generator=generator)
     model.rope.copy_(rope_table(model.size.dim // model.size.heads, model.size.max_seq_len, device))
+
+
+def _shard_number(parameter: Any) -> int:
+    """The place of this rank's shard among the shards of a DTensor; 0 for a whole tensor and for replicas of one."""
+    number = 0
+    if hasattr(parameter, "device_mesh"):
+        mesh = parameter.device_mesh
+        for place, size, placement in zip(mesh.get_coordinate(), mesh.shape, parameter.placements, strict=True):
+            if not placement.is_replicate():
+                number = number * size + place
+    return number

@@ -28,6 +28,9 @@ class Size:
 SIZES = {
     # A block of nano: 4 * 16*16 + 3 * 16*32 + 2*16 = 2592; Ψ = 2 * 2592 + 2 * 64*16 + 16 = 7248.
     "nano": Size(dim=16, layers=2, heads=2, kv_heads=2, hidden=32, vocab=64, max_seq_len=256),
+    # No dimension is a multiple of 4, and an odd number of tokens. A block: 2 * 42*42 + 2 * 14*42 + 3 * 42*51 + 2*42 =
+    # 11,214; Ψ = 2 * 11,214 + 2 * 1001*42 + 42 = 106,554.
+    "odd": Size(dim=42, layers=2, heads=3, kv_heads=1, hidden=51, vocab=1001, max_seq_len=256),
     "tiny": Size(dim=256, layers=4, heads=4, kv_heads=4, hidden=768, vocab=2048),
     "small": Size(dim=512, layers=8, heads=8, kv_heads=8, hidden=1536, vocab=8192),
     # As Llama-3.2 1B, Llama-2 7B and Llama-2 70B.
@@ -41,3 +44,22 @@ def size_of(name: str, *, layers: int | None = None, tied: bool | None = None) -
     """A named size, with another number of blocks or the embeddings tied or not where asked for. Raises KeyError."""
     size = SIZES[name]
     return replace(size, layers=size.layers if layers is None else layers, tied=size.tied if tied is None else tied)
+
+
+def parameter_shapes(size: Size) -> list[tuple[str, list[int]]]:
+    """Names and full shapes in the order in which `runners.models.Decoder` registers them, a tied output included."""
+    keys = size.kv_heads * (size.dim // size.heads)
+    block = [
+        ("attention_norm.weight", [size.dim]),
+        ("attention.wq.weight", [size.dim, size.dim]),
+        ("attention.wk.weight", [keys, size.dim]),
+        ("attention.wv.weight", [keys, size.dim]),
+        ("attention.wo.weight", [size.dim, size.dim]),
+        ("ffn_norm.weight", [size.dim]),
+        ("feed_forward.w1.weight", [size.hidden, size.dim]),
+        ("feed_forward.w2.weight", [size.dim, size.hidden]),
+        ("feed_forward.w3.weight", [size.hidden, size.dim]),
+    ]
+    blocks = [(f"layers.{index}.{name}", shape) for index in range(size.layers) for name, shape in block]
+    ends = [("norm.weight", [size.dim]), ("output.weight", [size.vocab, size.dim])]
+    return [("tok_embeddings.weight", [size.vocab, size.dim]), *blocks, *ends]

@@ -22,18 +22,18 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import torch
 import torch.distributed as dist
 
-from runners import data, strategies
+from runners import data, options, strategies
 from runners.launch import ERROR_PREFIX
 from runners.models import Decoder, initialize
 from runners.sizes import SIZES, Size, size_of
-from runners.strategies.base import DTYPES, Setup, Strategy
+from runners.strategies.base import DTYPES, Setup, Strategy, checkpoint_blocks, freeze
 from tracekit.record import Recorder, RecordError, Schedule
 
 # Above this many parameters no rank makes the model whole if it can be helped.
 MAX_WHOLE_NUMEL = 2_000_000_000
 
 
-def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
+def make_parser(name: str | None = None, strategy: type[Strategy] | None = None) -> argparse.ArgumentParser:
     """The options of every run, and those of `strategy`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -58,7 +58,8 @@ def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
     add("--active", type=int, default=3, help="steps recorded")
     add("--repeat", type=int, default=1, help="how often wait, warm up and record")
     if strategy is not None:
-        strategy.add_arguments(parser)
+        assert name is not None
+        options.add(parser, name, strategy)
     return parser
 
 
@@ -69,10 +70,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, type[Strategy]]:
     name = finder.parse_known_args(argv)[0].strategy
     if name is None:
         # Without a strategy the parser helps or complains, and leaves.
-        make_parser(None).parse_args(argv)
+        make_parser().parse_args(argv)
         sys.exit(2)
     strategy = strategies.load(name)
-    parser = make_parser(strategy)
+    parser = make_parser(name, strategy)
     args = parser.parse_args(argv)
     longest = SIZES[args.model].max_seq_len
     if args.seq_len > longest:
@@ -101,9 +102,13 @@ def make_model(setup: Setup, strategy: type[Strategy], size: Size) -> Decoder:
     """The whole model, the same on all ranks; for a big one only its shapes, where the strategy can fill it sharded."""
     if strategy.from_meta and size.num_params() > MAX_WHOLE_NUMEL:
         with torch.device("meta"):
-            return Decoder(size)
-    model = Decoder(size).to(setup.device)
-    initialize(model, setup.args.seed)
+            model = Decoder(size)
+    else:
+        model = Decoder(size).to(setup.device)
+        initialize(model, setup.args.seed)
+    freeze(model, setup.args.freeze or ())
+    if getattr(setup.args, "activation_checkpointing", False):
+        checkpoint_blocks(model)
     return model
 
 
@@ -112,17 +117,18 @@ def make_recorder(setup: Setup, strategy: Strategy, model: torch.nn.Module, opti
     args, about = setup.args, strategy.describe()
     common = {"model": args.model, "layers": size.layers, "tied": size.tied, "vocab": size.vocab}
     common |= {"seq_len": args.seq_len, "batch_size": args.batch_size, "seed": args.seed}
-    options = common | about.pop("options", {})
+    told = common | options.told(args, type(strategy)) | about.pop("options", {})
     schedule = Schedule(args.wait, args.warmup, args.active, args.repeat)
     return Recorder(
         args.out or f"traces/{args.strategy}-{args.model}-{setup.world_size}",
         model,
         strategy=args.strategy,
-        options=options,
+        options=told,
         optimizer=optimizer,
         schedule=schedule,
         micro_batches=args.micro_batches,
         overwrite=args.overwrite,
+        learned=strategy.learned,
         **about,
     )
 

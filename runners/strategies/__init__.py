@@ -10,9 +10,18 @@ if TYPE_CHECKING:
     from runners.strategies.base import Strategy
 
 MODULES = {
-    "fsdp2": "runners.strategies.fsdp2",
+    "ddp": "runners.strategies.ddp",
+    "zero1": "runners.strategies.zero1",
+    "zero1-deepspeed": "runners.strategies.zero1_deepspeed",
     "zero2": "runners.strategies.zero2",
+    "zero2-fsdp1": "runners.strategies.zero2_fsdp1",
     "zero2-fsdp2": "runners.strategies.zero2_fsdp2",
+    "zero3-deepspeed": "runners.strategies.zero3_deepspeed",
+    "fsdp1": "runners.strategies.fsdp1",
+    "fsdp2": "runners.strategies.fsdp2",
+    "hsdp": "runners.strategies.hsdp",
+    "fsdp2-tp": "runners.strategies.fsdp2_tp",
+    "fsdp2-graph": "runners.strategies.fsdp2_graph",
 }
 
 

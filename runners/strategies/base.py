@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
 
 from runners.models import Decoder
+from runners.options import EVERYWHERE
+from tracekit.record import RecordError, phase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,38 +35,97 @@ class Setup:
 class Strategy(ABC):
     """Shards a model, makes its optimizer, runs steps, and tells the manifest what it did.
 
-    The order of calls: `wrap`, `make_optimizer`, `describe`, then `step` again and again. All communication of a step
-    is the strategy's.
+    The order of calls: `wrap`, `make_optimizer`, `describe`, then `step` again and again, `learned` at the end. All
+    communication of a step is the strategy's.
     """
 
+    # Names in runners.options.OPTIONS, and why others cannot be had where that takes a word.
+    takes: ClassVar[frozenset[str]] = EVERYWHERE
+    refuses: ClassVar[Mapping[str, str]] = {}
     # Whether `wrap` takes a model on the meta device and fills it after sharding; if not, every rank makes it whole.
-    from_meta = False
+    from_meta: ClassVar[bool] = False
     # What --param-dtype and --reduce-dtype are unless given; null leaves it to the framework.
-    param_dtype: str | None = "bfloat16"
-    reduce_dtype: str | None = "float32"
+    param_dtype: ClassVar[str | None] = "bfloat16"
+    reduce_dtype: ClassVar[str | None] = "float32"
+
+    model: torch.nn.Module
+    optimizer: Any
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
 
-    @staticmethod  # noqa: B027 - most strategies have no option to add
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Adds the options that only this strategy has."""
-
     @abstractmethod
     def wrap(self, model: Decoder) -> torch.nn.Module:
-        """Shards or replicates the model; returns the module that the recorder describes."""
+        """Shards or replicates the model; returns the module that the recorder describes, kept as `model`."""
 
-    @abstractmethod
     def make_optimizer(self, learning_rate: float) -> Any:
         """AdamW over what `wrap` left; returns what holds its state."""
+        self.optimizer = torch.optim.AdamW(trainable(self.model), lr=learning_rate, fused=True)
+        return self.optimizer
 
-    @abstractmethod
     def step(self, micro_batches: Sequence[Tensor]) -> Tensor:
         """One optimizer step over micro-batches of tokens (batch, seq + 1); returns this rank's mean loss, detached."""
+        losses: list[Tensor] = []
+        for index, tokens in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            with self.accumulation(last=last):
+                loss = next_token_loss(self.forward(tokens[:, :-1]), tokens) / len(micro_batches)
+                with phase("backward"):
+                    loss.backward()
+            losses.append(loss.detach())
+        with phase("optimizer"):
+            if self.setup.args.clip_grad_norm is not None:
+                self.clip(self.setup.args.clip_grad_norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return torch.stack(losses).sum()
 
-    @abstractmethod
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of (batch, seq) token ids."""
+        return self.model(tokens)
+
+    def accumulation(self, *, last: bool) -> AbstractContextManager[Any]:
+        """What surrounds a micro-batch: where gradients are reduced once a step, nothing is before the last one."""
+        del last
+        return nullcontext()
+
+    def clip(self, max_norm: float) -> None:
+        """Scales the gradients down to a norm of `max_norm` over the whole model."""
+        torch.nn.utils.clip_grad_norm_(trainable(self.model), max_norm)
+
     def describe(self) -> dict[str, Any]:
-        """Arguments for the Recorder: `options` of the strategy's own, and what the recorder cannot find by itself."""
+        """Arguments for the Recorder: `options` beside the command line's, and what it cannot find by itself."""
+        return {}
+
+    def learned(self) -> dict[str, Any]:
+        """Entries of the manifest that are known only after the first steps."""
+        return {}
+
+
+def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that get gradients."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def freeze(model: Decoder, patterns: Sequence[str]) -> None:
+    """Switches off the gradients of parameters whose names a pattern finds. Raises RecordError for one without use."""
+    for pattern in patterns:
+        try:
+            found = [p for name, p in model.named_parameters() if re.search(pattern, name)]
+        except re.error as error:
+            raise RecordError(f"--freeze {pattern} is no regular expression ({error}); write another one") from error
+        if not found:
+            raise RecordError(f"--freeze {pattern} finds no parameter; names look like layers.0.attention.wq.weight")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not trainable(model):
+        raise RecordError("--freeze leaves no parameter to train; freeze fewer")
+
+
+def checkpoint_blocks(model: Decoder) -> None:
+    """Puts every block into a wrapper that drops its activations and computes them again in backward."""
+    for index, block in enumerate(model.layers):
+        model.layers[index] = checkpoint_wrapper(block)
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -2,60 +2,79 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from runners import options
+from runners.compiling import Compiler
 from runners.models import Decoder, initialize
-from runners.strategies.base import DTYPES, Setup, Strategy, next_token_loss
+from runners.strategies.base import DTYPES, Setup, Strategy
+from tracekit.record import RecordError
 
-RESHARD = {"default": None, "true": True, "false": False}
-
-
-def add_gather_arguments(parser: argparse.ArgumentParser) -> None:
-    """How early and in which manner units are gathered; the volume stays the same."""
-    text = "gather the next N blocks ahead in forward (0: torch's own order)"
-    parser.add_argument("--forward-prefetch", type=int, default=0, metavar="N", help=text)
-    text = "gather the next N blocks ahead in backward (0: torch's own, which is 1)"
-    parser.add_argument("--backward-prefetch", type=int, default=0, metavar="N", help=text)
-    text = "issue all-gathers asynchronously: on a CPU nothing is hidden without it (on a GPU streams do that)"
-    parser.add_argument("--async-unshard", action="store_true", help=text)
+RESHARD = frozenset({"reshard-after-forward", "reshard"})
+ACCUMULATION = "gradients add up in float32, whole ones in --reduce-dtype until they are reduced"
 
 
 class FSDP2(Strategy):
     """With the default, torch frees a unit after its forward, but for the root, whose parameters stay for backward."""
 
+    takes = (
+        options.EVERYWHERE
+        | RESHARD
+        | {"sync-every-micro-batch", "forward-prefetch", "backward-prefetch", "async-unshard"}
+        | {"compile", "compile-backend"}
+    )
+    refuses: ClassVar[Mapping[str, str]] = {
+        "grad-accum-dtype": ACCUMULATION,
+        "tp": "fsdp2-tp is FSDP2 with tensor parallelism",
+        "dp-replicate": "hsdp is FSDP2 with replicas",
+        "bucket-mb": "its buckets are the units",
+        "bucket-numel": "its buckets are the units",
+    }
     from_meta = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.reshard: bool | None = RESHARD[setup.args.reshard_after_forward]
+        self.reshard: bool | int | None = setup.args.reshard_after_forward
+        self.reshard_of: dict[str, bool | int | None] = dict(setup.args.reshard or ())
 
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """--reshard-after-forward, as `fully_shard` has it, and how units are gathered."""
-        text = "free a unit's gathered parameters after its forward; the default is torch's: all units but the root"
-        parser.add_argument("--reshard-after-forward", choices=list(RESHARD), default="default", help=text)
-        add_gather_arguments(parser)
+    def make_mesh(self) -> DeviceMesh:
+        """The ranks that shard."""
+        return init_device_mesh(self.setup.device.type, (self.setup.world_size,), mesh_dim_names=("dp_shard",))
 
     def wrap(self, model: Decoder) -> torch.nn.Module:
         """Shards the blocks and then the root, which keeps what the blocks left: embeddings, last norm, output."""
-        args, setup = self.setup.args, self.setup
-        mesh = init_device_mesh(setup.device.type, (setup.world_size,), mesh_dim_names=("dp_shard",))
-        policy = MixedPrecisionPolicy(param_dtype=DTYPES[args.param_dtype], reduce_dtype=DTYPES[args.reduce_dtype])
-        for module in (*model.layers, model):
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard)
+        self.compiler = Compiler(self.setup.args, self.setup.device)
+        self.compiler.compile_blocks(model)
+        self.shard(model, self.make_mesh())
         self._schedule_gathers(model)
         if next(model.parameters()).is_meta:
-            model.to_empty(device=setup.device)
-            initialize(model, args.seed, shard=setup.rank)
+            model.to_empty(device=self.setup.device)
+            initialize(model, self.setup.args.seed)
         self.model = model
+        self.run = self.compiler.compile_model(model)
         return model
+
+    def shard(self, model: Decoder, mesh: DeviceMesh) -> None:
+        """Gives every unit to `fully_shard` with its own setting."""
+        args = self.setup.args
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[args.param_dtype], reduce_dtype=DTYPES[args.reduce_dtype])
+        units = {f"layers.{index}": block for index, block in enumerate(model.layers)} | {"": model}
+        size = mesh.size(mesh.ndim - 1)
+        for name in self.reshard_of:
+            if name not in units:
+                raise RecordError(f"--reshard {name}: there is no such unit; the units are layers.<number> and root")
+        for name, module in units.items():
+            setting = self.reshard_of.get(name, self.reshard)
+            if setting not in (None, True, False) and (setting < 2 or size % setting):
+                raise RecordError(f"units cannot stay on groups of {setting} of {size} ranks; give a divisor above 1")
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=setting)
 
     def _schedule_gathers(self, model: Decoder) -> None:
         """Sets how early and in which manner units are gathered."""
@@ -70,32 +89,23 @@ class FSDP2(Strategy):
             root: Any = model
             root._set_unshard_async_op(True)  # noqa: SLF001 - torch offers it under this name only
 
-    def make_optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
-        """AdamW over the fp32 shards."""
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate, fused=True)
-        return self.optimizer
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Through the compiled module if the whole model is compiled."""
+        return self.run(tokens)
 
-    def step(self, micro_batches: Sequence[Tensor]) -> Tensor:
-        """Every micro-batch gathers and reduces, as FSDP2 does unless gradient sync is switched off."""
-        losses: list[Tensor] = []
-        for tokens in micro_batches:
-            loss = next_token_loss(self.model(tokens[:, :-1]), tokens) / len(micro_batches)
-            loss.backward()
-            losses.append(loss.detach())
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return torch.stack(losses).sum()
+    def accumulation(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Whole gradients stay on every rank before the last micro-batch if told so; gathers go on all the same."""
+        root: Any = self.model
+        root.set_requires_gradient_sync(last or self.setup.args.sync_every_micro_batch)
+        return nullcontext()
 
     def describe(self) -> dict[str, Any]:
         """Units, mesh and precision are found on the model."""
-        args = self.setup.args
-        options = {
-            "reshard_after_forward": self.reshard,
-            "forward_prefetch": args.forward_prefetch,
-            "backward_prefetch": args.backward_prefetch,
-            "async_unshard": args.async_unshard,
-        }
-        return {"options": options}
+        return {"options": {"reshard_after_forward": self.reshard}}
+
+    def learned(self) -> dict[str, Any]:
+        """What the compiler made."""
+        return self.compiler.learned()
 
 
 STRATEGY = FSDP2

@@ -14,11 +14,11 @@ This package needs torch and the standard library only, so that it runs inside a
 
 from __future__ import annotations
 
-from tracekit.record.describe import Precision
+from tracekit.record.describe import Precision, clean_name
 from tracekit.record.errors import RecordError, RunExistsError
 from tracekit.record.marks import phase
 from tracekit.record.recorder import Recorder
 from tracekit.record.schedule import Schedule
 from tracekit.record.signals import Terminated
 
-__all__ = ["Precision", "RecordError", "Recorder", "RunExistsError", "Schedule", "Terminated", "phase"]
+__all__ = ["Precision", "RecordError", "Recorder", "RunExistsError", "Schedule", "Terminated", "clean_name", "phase"]

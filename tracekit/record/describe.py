@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from tracekit.record import flat
+
 Unit = tuple[str, bool | int | None]
 # Wrappers put these parts into the names of modules; the model's own names do not have them.
 WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
+PARAMETRIZED = "parametrizations"
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ def dtype_name(dtype: torch.dtype | None) -> str | None:
 
 def clean_name(name: str) -> str:
     """A module's or parameter's name without the parts that wrappers put in."""
+    if PARAMETRIZED in name:
+        # torch.nn.utils.parametrize moves "wq.weight" to "wq.parametrizations.weight.original".
+        name = name.replace(f"{PARAMETRIZED}.", "").removesuffix(".original")
     return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
 
 
@@ -64,13 +70,23 @@ def has_fsdp2_units(model: torch.nn.Module) -> bool:
     return any(_fsdp_state(module) is not None for _, module in named_modules(model))
 
 
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether `Module.compile` was called on it: its hooks are then compiled with it."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
 def find_units(model: torch.nn.Module) -> list[tuple[Unit, list[str]]]:
     """The units in wrap order, each with the names of its modules; the root unit "" is last.
 
     With FSDP2 they are what was given to `fully_shard`, and the setting is null where torch decides (it frees every
     unit after forward but the root); several modules wrapped as one are one unit, named as in torch's annotations.
-    Without wrapping they are the blocks: the elements of the outermost ModuleLists.
+    With FSDP1 they are what it wraps, and null is FULL_SHARD, which does the same. Without wrapping they are the
+    blocks: the elements of the outermost ModuleLists.
     """
+    flat_units = [(name, flat.state(module)) for name, module in named_modules(model) if flat.state(module)]
+    if flat_units:
+        units: list[tuple[Unit, list[str]]] = [((n, flat.reshard_setting(wrapped)), [n]) for n, wrapped in flat_units]
+        return units if units[-1][1] == [""] else [*units, (("", None), [""])]
     if not has_fsdp2_units(model):
         return [((name, None), [name]) for name in [*_blocks("", model), ""]]
     members: dict[int, list[str]] = {}
@@ -80,7 +96,7 @@ def find_units(model: torch.nn.Module) -> list[tuple[Unit, list[str]]]:
         if state is not None:
             members.setdefault(id(state), []).append(name)
             settings[id(state)] = _reshard_setting(state)
-    units: list[tuple[Unit, list[str]]] = [((", ".join(names), settings[key]), names) for key, names in members.items()]
+    units = [((", ".join(names), settings[key]), names) for key, names in members.items()]
     return units if any("" in names for _, names in units) else [*units, (("", None), [""])]
 
 
@@ -96,14 +112,19 @@ def owner(name: str, units: Sequence[tuple[Unit, list[str]]]) -> str:
 
 
 def parameters(model: torch.nn.Module, units: Sequence[tuple[Unit, list[str]]]) -> list[dict[str, Any]]:
-    """One entry a parameter name, in registration order; a tied one names the first that it shares its tensor with."""
+    """One entry a parameter name, in registration order; a tied one names the first that it shares its tensor with.
+
+    A DTensor's entry has its placements by mesh axis and the shape of this rank's shard, too.
+    """
     first: dict[int, str] = {}
+    shapes = flat.full_shapes(model)
     entries: list[dict[str, Any]] = []
     for raw_name, parameter in model.named_parameters(remove_duplicate=False):
         name = clean_name(raw_name)
         tied_to = first.setdefault(id(parameter), name)
-        # A DTensor's shape is the full one; DeepSpeed stage 3 keeps it aside.
-        shape = [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)]
+        # A DTensor's shape is the full one; DeepSpeed stage 3 keeps it aside, FSDP1 in its flat parameter.
+        whole = shapes.get(id(parameter)) or getattr(parameter, "ds_shape", parameter.shape)
+        shape = [int(size) for size in whole]
         entries.append(
             {
                 "name": name,
@@ -114,7 +135,55 @@ def parameters(model: torch.nn.Module, units: Sequence[tuple[Unit, list[str]]]) 
                 "layer": owner(name, units),
                 "tied_to": None if tied_to == name else tied_to,
             }
+            | placements(parameter)
         )
+    return entries
+
+
+def placements(parameter: Any) -> dict[str, Any]:
+    """`placements` of a DTensor, {"dp_shard": "Shard(0)", "tp": "Shard(1)"}, and its `local_shape`; {} for another.
+
+    "StridedShard(0, 2)" is dim 0 split by a later axis first and then by this one, each of whose parts has 2 pieces.
+    """
+    if not hasattr(parameter, "placements"):
+        return {}
+    names = _axis_names(parameter.device_mesh)
+    told = dict(zip(names, (_placement(placement) for placement in parameter.placements), strict=True))
+    return {"placements": told, "local_shape": [int(size) for size in parameter.to_local().shape]}
+
+
+def _placement(placement: Any) -> str:
+    split = getattr(placement, "split_factor", None)
+    if split is not None:
+        return f"StridedShard({placement.dim}, {split})"
+    return f"Shard({placement.dim})" if hasattr(placement, "dim") else type(placement).__name__
+
+
+def _axis_names(mesh: Any) -> list[str]:
+    return list(mesh.mesh_dim_names or [f"axis{index}" for index in range(mesh.ndim)])
+
+
+def buffers(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """One entry a buffer: DDP sends rank 0's before every forward."""
+    return [
+        {
+            "name": clean_name(name),
+            "shape": [int(size) for size in buffer.shape],
+            "dtype": dtype_name(buffer.dtype),
+            "numel": buffer.numel(),
+        }
+        for name, buffer in model.named_buffers()
+    ]
+
+
+def unit_entries(model: torch.nn.Module, units: Sequence[tuple[Unit, list[str]]]) -> list[dict[str, Any]]:
+    """The manifest's units; those of FSDP1 with the sizes of their flat parameters."""
+    modules = dict(named_modules(model))
+    entries: list[dict[str, Any]] = []
+    for (name, reshard), members in units:
+        entry: dict[str, Any] = {"name": name, "reshard_after_forward": reshard}
+        sizes = flat.sizes(modules[members[0]]) if members[0] in modules else None
+        entries.append(entry | ({"flat": sizes} if sizes else {}))
     return entries
 
 
@@ -124,7 +193,7 @@ def psi(entries: Sequence[Mapping[str, Any]], *, trainable: bool = False) -> int
 
 
 def find_mesh(model: torch.nn.Module, world_size: int) -> list[tuple[str, int]]:
-    """The mesh's axes by torchtitan's names; without FSDP2 one replicate axis over all ranks."""
+    """The mesh's axes by torchtitan's names; one shard axis over all ranks with FSDP1, one replicate axis with none."""
     for _, module in named_modules(model):
         for group in getattr(_fsdp_state(module), "_fsdp_param_groups", ()):
             info = group.mesh_info
@@ -132,18 +201,34 @@ def find_mesh(model: torch.nn.Module, world_size: int) -> list[tuple[str, int]]:
             for axis, dim in (("dp_replicate", "replicate_mesh_dim"), ("dp_shard", "shard_mesh_dim")):
                 if getattr(info, dim, None) is not None:
                     names[getattr(info, dim)] = axis
-            return [(name, int(size)) for name, size in zip(names, info.mesh.shape, strict=True)]
-    return [("dp_replicate", world_size)]
+            axes = [(name, int(size)) for name, size in zip(names, info.mesh.shape, strict=True)]
+            return axes + _other_axes(model, {name for name, _ in axes})
+    sharded = any(flat.state(module) is not None for _, module in named_modules(model))
+    return [("dp_shard" if sharded else "dp_replicate", world_size)]
+
+
+def _other_axes(model: torch.nn.Module, known: set[str]) -> list[tuple[str, int]]:
+    """Axes of parameters' meshes that FSDP2 does not use, as `tp`."""
+    parameters: list[Any] = list(model.parameters())
+    meshes = [parameter.device_mesh for parameter in parameters if hasattr(parameter, "device_mesh")]
+    axes = {
+        name: int(size)
+        for mesh in meshes
+        for name, size in zip(_axis_names(mesh), mesh.shape, strict=True)
+        if name not in known
+    }
+    return list(axes.items())
 
 
 def find_precision(model: torch.nn.Module) -> Precision:
-    """Storage by the most common parameter dtype, the rest by FSDP2's policy where there is one."""
+    """Storage by the most common parameter dtype, the rest by FSDP's policy where there is one."""
     sizes: dict[torch.dtype, int] = {}
     for parameter in model.parameters():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
     storage = max(sizes, key=lambda dtype: sizes[dtype]) if sizes else None
     states = [_fsdp_state(module) for _, module in named_modules(model)]
     policy: Any = next((state._mp_policy for state in states if state is not None), None)  # noqa: SLF001 - see _fsdp_state
+    policy = policy or next((flat.mixed_precision(m) for _, m in named_modules(model) if flat.state(m)), None)
     param = getattr(policy, "param_dtype", None) or storage
     reduce = getattr(policy, "reduce_dtype", None) or param
     return Precision(dtype_name(param), dtype_name(reduce), None, dtype_name(storage))
@@ -200,6 +285,9 @@ def _reshard_setting(state: Any) -> bool | int | None:
 def _blocks(prefix: str, module: torch.nn.Module) -> Iterator[str]:
     for name, child in module.named_children():
         full = f"{prefix}.{name}" if prefix else name
+        if name == PARAMETRIZED:
+            # A parametrized weight is a list of modules, too.
+            continue
         if isinstance(module, torch.nn.ModuleList):
             yield clean_name(full)
         else:

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,7 +42,9 @@ class Recorder:
     `model` is the wrapped model, `optimizer` what holds the optimizer's state. `units` (name, reshard_after_forward),
     `mesh` (axis, size) and `precision` are found on FSDP2 models and have to be given for other wrappers. `held` names
     tensors that a framework keeps outside the model and optimizer (see `held_bytes`). `options` goes into the manifest
-    as it is and must be JSON.
+    as it is and must be JSON. `learned` is called at the end for entries of the manifest that only the first steps
+    decide (buckets, compiled graphs). `mark_layers` off leaves out the ranges around forwards: of a compiled model,
+    whose hooks would be compiled too; modules that `Module.compile` compiled are left out by themselves.
 
     Raises RunExistsError on every rank when any rank's folder holds a run and `overwrite` is off; RecordError when the
     recording cannot start for another reason. Once it has started, a trace that cannot be written is a warning and told
@@ -63,6 +65,8 @@ class Recorder:
         precision: Precision | None = None,
         micro_batches: int = 1,
         held: Held | None = None,
+        learned: Callable[[], Mapping[str, Any]] | None = None,
+        mark_layers: bool = True,
         with_stack: bool = False,
         overwrite: bool = False,
     ) -> None:
@@ -72,6 +76,7 @@ class Recorder:
         self._strategy, self._options, self._micro_batches = strategy, _as_json(options or {}), micro_batches
         self._units = _as_modules(units) if units is not None else describe.find_units(self._model)
         self._mesh, self._precision = mesh, precision
+        self._learned, self._mark_layers = learned, mark_layers
         self._with_stack, self._overwrite = with_stack, overwrite
         self._signals, self._times = Signals(), results.StepTimes(self.schedule)
         self._num_done = 0
@@ -165,15 +170,16 @@ class Recorder:
             "psi": describe.psi(entries),
             "psi_train": describe.psi(entries, trainable=True),
             "parameters": entries,
-            "units": [{"name": name, "reshard_after_forward": reshard} for (name, reshard), _ in self._units],
+            "units": describe.unit_entries(self._model, self._units),
+            "buffers": describe.buffers(self._model),
             "grad_order": None,
             "step_times": self._times.summary(),
         }
 
     def _make_marks(self) -> ForwardMarks:
-        if describe.has_fsdp2_units(self._model):
+        if describe.has_fsdp2_units(self._model) or not self._mark_layers:
             return ForwardMarks([])
-        modules = dict(describe.named_modules(self._model))
+        modules = {name: m for name, m in describe.named_modules(self._model) if not describe.is_compiled(m)}
         return ForwardMarks(
             [(unit, modules[name]) for (unit, _), names in self._units for name in names if name in modules]
         )
@@ -233,6 +239,8 @@ class Recorder:
         except RuntimeError as error:
             warnings.warn(f"the profiler could not be stopped on rank {self._team.rank}: {error}", stacklevel=2)
         self._facts["step_times"] = self._times.summary()
+        if self._learned is not None and self._num_done:
+            self._facts |= _as_json(self._learned())
         self._meta.end(reason)
         self._write(manifest=True)
 

@@ -1,0 +1,38 @@
+"""ZeRO-1 in torch: DDP, and an optimizer that holds the state of this rank's parameters and broadcasts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from runners.strategies.base import trainable
+from runners.strategies.ddp import DDP
+
+
+class Zero1(DDP):
+    """Gradients are all-reduced whole; each parameter is updated by its owner, who then sends it to all."""
+
+    def make_optimizer(self, learning_rate: float) -> Any:
+        """AdamW over this rank's share of the parameters, which are dealt out by size."""
+        self.optimizer = ZeroRedundancyOptimizer(
+            trainable(self.model), optimizer_class=torch.optim.AdamW, lr=learning_rate, fused=True
+        )
+        # The inner optimizer holds the state; the outer one's is filled only to be saved.
+        return self.optimizer.optim  # pyright: ignore[reportAttributeAccessIssue]
+
+    def learned(self) -> dict[str, Any]:
+        """The owner's rank of each parameter, in the order in which the optimizer sends them."""
+        names = {parameter: name for name, parameter in self.replica.module.named_parameters()}
+        parts: Any = self.optimizer._partition_parameters()  # noqa: SLF001 - torch tells the owners nowhere else
+        owners = {
+            names[parameter]: rank
+            for rank, groups in enumerate(parts)
+            for group in groups
+            for parameter in group["params"]
+        }
+        return super().learned() | {"owners": owners}
+
+
+STRATEGY = Zero1
