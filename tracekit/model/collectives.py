@@ -6,10 +6,11 @@ import polars as pl
 
 from tracekit import intervals
 from tracekit.model import names
-from tracekit.model.buckets import with_bucket_layers
+from tracekit.model.buckets import with_layers
 from tracekit.model.calls import first_numel
 from tracekit.model.layers import Attribution
 from tracekit.model.matching import with_matches, with_waits
+from tracekit.model.mesh import with_axes
 from tracekit.model.steps import step_at
 from tracekit.read.manifest import Manifest
 
@@ -33,6 +34,7 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "group": pl.String(),
     "group_size": pl.Int32(),
     "axis": pl.String(),
+    "axis_from": pl.String(),
     "seq": pl.Int64(),
     "dtype": pl.String(),
     "in_numel": pl.Int64(),
@@ -63,6 +65,7 @@ def collectives(
     steps: pl.DataFrame,
     attribution: Attribution,
     *,
+    events: pl.DataFrame,
     manifest: Manifest | None = None,
     world_size: int | None = None,
 ) -> pl.DataFrame:
@@ -72,7 +75,8 @@ def collectives(
     """
     rows = _calls_with_work(_executions(arguments, work), calls)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
-    rows = _with_sizes(_with_mesh(with_bucket_layers(rows, manifest), manifest))
+    rows = with_layers(rows.sort("at_ns", "index"), manifest)
+    rows = _with_sizes(with_axes(rows, manifest, events))
     rows = with_waits(with_matches(_with_overlap(rows, work), world_size))
     ordered = rows.sort(*_RUN, "at_ns", "index")
     return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA)  # type: ignore[arg-type]
@@ -126,22 +130,6 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         pl.coalesce("launched_ns", "called_ns").alias("issued_ns"),
         pl.coalesce("launched_ns", "called_ns", "start_ns").alias("at_ns"),
     )  # fmt: skip
-
-
-def _with_mesh(rows: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
-    """Add the group's size where sizes tell it, and the mesh axis where only one axis can be meant."""
-    ratio = (
-        pl.when(pl.col("kind") == "all_gather").then(pl.col("out_numel") // pl.col("in_numel"))
-        .when(pl.col("kind") == "reduce_scatter").then(pl.col("in_numel") // pl.col("out_numel"))
-    )  # fmt: skip
-    axes = [a for a in (manifest.mesh if manifest else []) if a.size > 1] or (manifest.mesh[:1] if manifest else [])
-    size = pl.coalesce("group_size", ratio.cast(pl.Int32))
-    if len(axes) != 1:
-        return rows.with_columns(size.alias("group_size"), pl.lit(None, pl.String).alias("axis"))
-    return rows.with_columns(
-        size.fill_null(axes[0].size).alias("group_size"),
-        pl.when(size.fill_null(axes[0].size) == axes[0].size).then(pl.lit(axes[0].axis)).alias("axis"),
-    )
 
 
 def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:

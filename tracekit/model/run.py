@@ -68,6 +68,7 @@ class Run:
             self.work,
             self.steps,
             self._attribution,
+            events=self.events,
             manifest=self.manifest,
             world_size=self.world_size,
         )

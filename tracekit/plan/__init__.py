@@ -1,37 +1,23 @@
-"""What a strategy should send: pure functions of a run's manifest, one short module a strategy.
+"""What a strategy should send and hold: pure functions of a run's manifest, one short module a strategy.
 
 A module of this package offers `collectives(manifest)`, the expected calls of one step in their order, and
-`terms(manifest)`, the named terms that lead from the lesson's closed form to their sum.
+`absent(manifest)`, the parts of the lesson's closed form that those calls leave out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from tracekit.plan import fsdp2, zero2, zero2_fsdp2
-from tracekit.plan.schema import PASSES, PLAN_SCHEMA, TERMS_SCHEMA, plan_frame, terms_frame
+from tracekit.plan.schema import PASSES, PLAN_SCHEMA, TERMS_SCHEMA, plan_frame
+from tracekit.plan.shares import terms_frame, totals
+from tracekit.plan.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import polars as pl
 
-    from tracekit.plan.schema import Call, Term
     from tracekit.read.manifest import Manifest
 
-__all__ = ["PASSES", "PLAN_SCHEMA", "STRATEGIES", "TERMS_SCHEMA", "plan", "terms"]
-
-
-class _Strategy(NamedTuple):
-    collectives: Callable[[Manifest], list[Call]]
-    terms: Callable[[Manifest], list[Term]]
-
-
-STRATEGIES = {
-    "fsdp2": _Strategy(fsdp2.collectives, fsdp2.terms),
-    "zero2": _Strategy(zero2.collectives, zero2.terms),
-    "zero2-fsdp2": _Strategy(zero2_fsdp2.collectives, zero2_fsdp2.terms),
-}
+__all__ = ["PASSES", "PLAN_SCHEMA", "STRATEGIES", "TERMS_SCHEMA", "plan", "terms", "terms_by_place"]
 
 
 def plan(manifest: Manifest | None) -> pl.DataFrame:
@@ -47,12 +33,17 @@ def plan(manifest: Manifest | None) -> pl.DataFrame:
     return plan_frame(strategy.collectives(manifest))
 
 
-def terms(manifest: Manifest | None) -> pl.DataFrame:
-    """Named terms whose sum is the plan's volume: `theory`, then each difference with its sign.
+def terms_by_place(manifest: Manifest | None) -> pl.DataFrame:
+    """Named terms whose sum is the plan's volume, by layer, phase, kind, axis and dtype: TERMS_SCHEMA.
 
     `numel` counts elements times passes, `payload_bytes` payloads once. Empty without a manifest or a plan.
     """
     strategy = STRATEGIES.get(manifest.strategy) if manifest is not None else None
     if manifest is None or strategy is None:
-        return terms_frame([])
-    return terms_frame(strategy.terms(manifest))
+        return terms_frame([], []).clear()
+    return terms_frame(strategy.collectives(manifest), strategy.absent(manifest))
+
+
+def terms(manifest: Manifest | None) -> pl.DataFrame:
+    """The terms of a whole step: term, numel, payload_bytes; `theory` first, then each difference with its sign."""
+    return totals(terms_by_place(manifest))

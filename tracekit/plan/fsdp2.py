@@ -6,198 +6,212 @@ Source: torch 2.13, torch/distributed/fsdp/_fully_shard: `FSDPParamGroup.unshard
 - Every parameter is padded along dim 0 to a multiple of the group: N × ceil(d0 / N) × rest elements.
 - `reshard_after_forward=None` reshards every unit but the root; False or 1 keeps a unit gathered; an integer
   k reshards to groups of k, from which backward gathers.
-- Parameters are sharded again after each backward, so every micro-batch gathers and reduces anew.
+- Parameters are sharded again after each backward, so every micro-batch gathers anew; with
+  `reshard_after_backward` off they stay until the last one. Gradients are reduced in every micro-batch, or in the
+  last one alone where `sync_every_micro_batch` is off.
+- On a second mesh axis (HSDP) what was reduce-scattered is all-reduced, after every reduction or, where
+  `all_reduce_every_micro_batch` is off, after the last.
 - A unit whose parameters would be gathered in different types is gathered as bytes (uint8).
-- A group of one rank issues no collective at all.
+- Clipping all-reduces the stacked norms of all parameters over the axes that split them.
+- A group of one rank issues no collective at all. Checkpointing gathers nothing more: backward has gathered a unit
+  before its forward is run again.
 
 A unit whose output needs no gradient (all up to it is frozen) is assumed to be gathered in backward too.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tracekit.plan.schema import Call, Term, axis_size, is_floating, item_size, own_parameters
+from tracekit.plan import shares as named
+from tracekit.plan.inputs import (
+    REPLICATE,
+    SHARD,
+    axis_size,
+    gather_dtype,
+    gather_size,
+    option,
+    own_parameters,
+    reduce_dtype,
+    synced_micro_batches,
+    trainable,
+    unit_parameters,
+)
+from tracekit.plan.norms import norm_calls
+from tracekit.plan.schema import Call, Term, item_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tracekit.read.manifest import Manifest, Parameter
 
-AXIS = "dp_shard"
+    # The part of a parameter that the shard axis deals with: all of it, or what tensor parallelism leaves.
+    Local = Callable[[Parameter], list[int]]
+    Among = Callable[[str, str], list[Call]]
 
 
-def collectives(manifest: Manifest, *, keep_gathered: bool = False) -> list[Call]:
+def collectives(
+    manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None, among: Among | None = None
+) -> list[Call]:
     """Expected collectives of one step, in the order in which torch issues them on one thread.
 
-    Backward prefetches: the next unit is gathered before the gradients of this one are reduced, the root's
-    last. `keep_gathered` plans every unit as if `reshard_after_forward=False` had been given.
+    Backward prefetches: the next unit is gathered before the gradients of this one are reduced, the root's last.
+    `keep_gathered` plans every unit as if `reshard_after_forward=False` had been given. `among` names the calls of
+    a unit's own computation, by unit and phase.
     """
-    ranks = axis_size(manifest, AXIS)
-    if ranks == 1:
-        return []
-    units = unit_parameters(manifest)
-    again = regather_sizes(manifest, ranks, keep_gathered=keep_gathered)
-    gathered = {name: _gathered(manifest, owned) for name, owned in units.items()}
+    within = among or (lambda _name, _phase: [])
+    units = unit_parameters(manifest, managed(manifest))
+    again = regather_sizes(manifest, keep_gathered=keep_gathered)
+    stays = not option(manifest, "reshard_after_backward", default=True)
+    synced = synced_micro_batches(manifest)
+    depth = int(option(manifest, "backward_prefetch", default=0)) or 1
     calls: list[Call] = []
     for micro_batch in range(manifest.micro_batches):
-        calls += (_gather((name, "forward", micro_batch), gathered[name], ranks) for name in units)
-        gathers = {name: _gather((name, "backward", micro_batch), gathered[name], again[name]) for name in again}
-        for name, following in pairwise([*_backward_order(units), None]):
-            calls += (gathers.pop(due) for due in (name, following) if due in gathers)
-            if name:
-                calls += _reduce((name, "backward", micro_batch), manifest, units[name])
-        calls += _reduce(("", "backward", micro_batch), manifest, units.get("", []))
-    return calls
+        for name, owned in units.items():
+            if micro_batch == 0 or not stays:
+                calls.append(_gather(manifest, (name, "forward", micro_batch), owned, None, local))
+            calls += (call._replace(micro_batch=micro_batch) for call in within(name, "forward"))
+        gathers = {
+            name: _gather(manifest, (name, "backward", micro_batch), units[name], again[name], local) for name in again
+        }
+        reduces = {
+            name: [call._replace(micro_batch=micro_batch) for call in within(name, "backward")]
+            + list(_reduce(manifest, (name, "backward", micro_batch), owned, synced, local))
+            for name, owned in units.items()
+        }
+        calls += _backward(units, gathers, reduces, depth)
+    calls = [call for call in calls if call.group_size > 1]
+    return [*calls, *norm_calls(manifest, None if local is None else _is_split(local))]
 
 
-def terms(manifest: Manifest, *, keep_gathered: bool = False) -> list[Term]:
-    """Named terms from the lesson's 3Ψ (2Ψ with every unit kept gathered) to the plan; they add up exactly.
-
-    Bytes of the theory count every pass in the type that the parameters are gathered in.
-    """
-    ranks, parameters = axis_size(manifest, AXIS), own_parameters(manifest)
-    gathers = 1 if keep_gathered else 2
-    theory = Term("theory", (gathers + 1) * _numel(parameters), (gathers + 1) * _bytes(manifest, parameters))
-    if ranks == 1:
-        return [theory, Term("a single rank sends nothing", -theory.numel, -theory.payload_bytes)]
-    once = [theory, *_shape_terms(manifest, ranks, gathers, keep_gathered=keep_gathered)]
-    repeats = manifest.micro_batches - 1
-    return [
-        *once,
-        Term(
-            "further micro-batches",
-            repeats * sum(term.numel for term in once),
-            repeats * sum(term.payload_bytes for term in once),
-        ),
-    ]
-
-
-def _backward_order(units: Iterable[str]) -> list[str]:
-    """Units as backward reaches them: the root, whose output is the model's, then the rest from the last."""
-    names = list(units)
-    return [*(name for name in names if not name), *(name for name in reversed(names) if name)]
-
-
-def unit_parameters(manifest: Manifest) -> dict[str, list[Parameter]]:
-    """Parameters of each unit that owns any, root first: the order of forward."""
-    names = sorted((unit.name for unit in manifest.units), key=bool)
-    owned: dict[str, list[Parameter]] = {name: [] for name in ("", *names)}
+def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None) -> Iterator[Term]:
+    """What the lesson's 3Ψ (2Ψ with every unit kept gathered) holds and these calls do not, with negative sign."""
+    again = regather_sizes(manifest, keep_gathered=keep_gathered)
+    owning = managed(manifest)
+    names = {parameter.name for parameter in owning}
     for parameter in own_parameters(manifest):
-        owned.setdefault(parameter.layer, []).append(parameter)
-    return {name: parameters for name, parameters in owned.items() if parameters}
+        size, layer = gather_size(manifest, parameter), parameter.layer
+        kept = parameter.numel if parameter.name in names else 0
+        if axis_size(manifest) == 1:
+            kept = 0
+        left = parameter.numel - kept
+        reason = named.IGNORED if parameter.name not in names else named.SINGLE
+        local_numel = _numel(parameter, local) if kept else 0
+        gathers = [("forward", True)]
+        if not keep_gathered:
+            gathers.append(("backward", layer in again))
+        for phase, happens in gathers:
+            place = (layer, phase, "all_gather", SHARD, gather_dtype(manifest, parameter))
+            yield Term(reason, -left, -left * size, *place)
+            yield Term(named.SPLIT, local_numel - kept, (local_numel - kept) * size, *place)
+            if not happens:
+                why = named.UNITS_KEPT if layer else named.ROOT_KEPT
+                yield Term(why, -local_numel, -local_numel * size, *place)
+        place = (layer, "backward", "reduce_scatter", SHARD, reduce_dtype(manifest, parameter))
+        yield Term(reason, -left, -left * size, *place)
+        yield Term(named.SPLIT, local_numel - kept, (local_numel - kept) * size, *place)
+        if not parameter.requires_grad:
+            yield Term(named.FROZEN, -local_numel, -local_numel * size, *place)
 
 
-def regather_sizes(manifest: Manifest, ranks: int, *, keep_gathered: bool = False) -> dict[str, int]:
+def managed(manifest: Manifest) -> list[Parameter]:
+    """Parameters that FSDP shards: all but the ignored ones."""
+    ignored = set(option(manifest, "ignored_parameters", default=()))
+    return [parameter for parameter in own_parameters(manifest) if parameter.name not in ignored]
+
+
+def regather_sizes(manifest: Manifest, *, keep_gathered: bool = False) -> dict[str, int]:
     """Units that are gathered again in backward, with the size of the group that gathers them."""
     sizes: dict[str, int] = {}
-    owning = unit_parameters(manifest)
+    owning, ranks = unit_parameters(manifest, managed(manifest)), axis_size(manifest)
     for unit in () if keep_gathered else manifest.units:
-        if unit.name not in owning:
-            continue
         reshard = unit.reshard_after_forward
         if reshard is None:
             reshard = unit.name != ""
-        if reshard is True:
-            sizes[unit.name] = ranks
-        elif reshard is not False and reshard != 1:
-            sizes[unit.name] = int(reshard)
+        if unit.name in owning and reshard is not False and (reshard is True or reshard != 1):
+            sizes[unit.name] = ranks if reshard is True else int(reshard)
     return sizes
 
 
-def padded_numel(parameter: Parameter, ranks: int) -> int:
-    """Elements of a parameter once dim 0 is padded to a multiple of the group."""
-    if not parameter.shape or not parameter.shape[0]:
-        return parameter.numel
-    return -(-parameter.shape[0] // ranks) * ranks * (parameter.numel // parameter.shape[0])
+def padded_numel(shape: list[int], ranks: int) -> int:
+    """Elements of a parameter once dim 0 is padded to a multiple of the group; a scalar is one element a rank."""
+    rows, rest = (shape[0], shape[1:]) if shape else (1, [])
+    numel = -(-rows // ranks) * ranks
+    for size in rest:
+        numel *= size
+    return numel
 
 
-def _gather(place: tuple[str, str, int], gathered: tuple[int, str], size: int) -> Call:
-    numel, dtype = gathered
-    return Call(*place, "all_gather", AXIS, size, dtype, numel // size, numel)
+def _backward(
+    units: Iterable[str], gathers: dict[str, Call], reduces: dict[str, list[Call]], depth: int
+) -> Iterator[Call]:
+    """Calls of one backward: the root, whose output is the model's, then the rest from the last."""
+    names = list(units)
+    order = [*(name for name in names if not name), *(name for name in reversed(names) if name)]
+    for place, name in enumerate(order):
+        # Only blocks are told to gather further ahead; the root does as torch does by itself.
+        reach = depth if name else 1
+        yield from (gathers.pop(due) for due in order[place : place + reach + 1] if due in gathers)
+        if name:
+            yield from reduces[name]
+    yield from reduces.get("", [])
 
 
-def _reduce(place: tuple[str, str, int], manifest: Manifest, parameters: list[Parameter]) -> Iterator[Call]:
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    if trainable:
-        ranks = axis_size(manifest, AXIS)
-        numel, dtype = _padded(trainable, ranks), _reduce_dtype(manifest, trainable[0])
-        yield Call(*place, "reduce_scatter", AXIS, ranks, dtype, numel, numel // ranks)
-
-
-def _gathered(manifest: Manifest, parameters: list[Parameter]) -> tuple[int, str]:
-    """Elements and type of one all-gather of these parameters."""
-    ranks = axis_size(manifest, AXIS)
-    dtypes = {_gather_dtype(manifest, parameter) for parameter in parameters}
-    if len(dtypes) == 1:
-        return _padded(parameters, ranks), dtypes.pop()
-    return sum(
-        padded_numel(parameter, ranks) * item_size(_gather_dtype(manifest, parameter)) for parameter in parameters
-    ), "uint8"
-
-
-def _shape_terms(manifest: Manifest, ranks: int, gathers: int, *, keep_gathered: bool) -> Iterator[Term]:
-    """Terms of one micro-batch."""
-    units = unit_parameters(manifest)
-    again = regather_sizes(manifest, ranks, keep_gathered=keep_gathered)
-    kept = [] if keep_gathered else [name for name in units if name not in again]
-    root = [parameter for name in kept if not name for parameter in units[name]]
-    others = [parameter for name in kept if name for parameter in units[name]]
-    parameters = own_parameters(manifest)
-    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    yield Term("root unit not gathered again", -_numel(root), -_bytes(manifest, root))
-    yield Term("units kept gathered", -_numel(others), -_bytes(manifest, others))
-    yield Term("frozen parameters not reduced", -_numel(frozen), -_bytes(manifest, frozen))
-    yield Term("gradients reduced in another type", 0, _reduce_bytes(manifest, trainable))
-    passes = {name: gathers if name in again else 1 for name in units}
-    yield _padding(manifest, units, passes, ranks)
-    mixed = {
-        name: _gathered(manifest, owned)[0] - _padded(owned, ranks)
-        for name, owned in units.items()
-        if _gathered(manifest, owned)[1] == "uint8"
-    }
-    yield Term("mixed types gathered as bytes", sum(passes[name] * numel for name, numel in mixed.items()), 0)
-
-
-def _padding(manifest: Manifest, units: dict[str, list[Parameter]], passes: dict[str, int], ranks: int) -> Term:
-    numel = size = 0
-    for name, owned in units.items():
-        for parameter in owned:
-            extra = padded_numel(parameter, ranks) - parameter.numel
-            numel += extra * (passes[name] + parameter.requires_grad)
-            size += extra * passes[name] * item_size(_gather_dtype(manifest, parameter))
-            if parameter.requires_grad:
-                size += extra * item_size(_reduce_dtype(manifest, parameter))
-    return Term("padding of dim 0", numel, size)
-
-
-def _gather_dtype(manifest: Manifest, parameter: Parameter) -> str:
-    cast = manifest.precision.param_dtype
-    return cast if cast is not None and is_floating(parameter.dtype) else parameter.dtype
-
-
-def _reduce_dtype(manifest: Manifest, parameter: Parameter) -> str:
-    return manifest.precision.reduce_dtype or _gather_dtype(manifest, parameter)
-
-
-def _numel(parameters: Iterable[Parameter]) -> int:
-    return sum(parameter.numel for parameter in parameters)
-
-
-def _padded(parameters: Iterable[Parameter], ranks: int) -> int:
-    return sum(padded_numel(parameter, ranks) for parameter in parameters)
-
-
-def _bytes(manifest: Manifest, parameters: Iterable[Parameter]) -> int:
-    return sum(parameter.numel * item_size(_gather_dtype(manifest, parameter)) for parameter in parameters)
-
-
-def _reduce_bytes(manifest: Manifest, parameters: Iterable[Parameter]) -> int:
-    """Bytes that reducing in the reduce type adds over reducing in the gather type."""
-    return sum(
-        parameter.numel
-        * (item_size(_reduce_dtype(manifest, parameter)) - item_size(_gather_dtype(manifest, parameter)))
-        for parameter in parameters
+def _gather(
+    manifest: Manifest, place: tuple[str, str, int], parameters: list[Parameter], size: int | None, local: Local | None
+) -> Call:
+    """One all-gather of a unit: padded parameters in their common type, or all of them as bytes."""
+    ranks = axis_size(manifest)
+    shapes = [(_shape(parameter, local), gather_dtype(manifest, parameter)) for parameter in parameters]
+    own = sum(_numel(parameter, local) for parameter in parameters)
+    own_bytes = sum(_numel(parameter, local) * gather_size(manifest, parameter) for parameter in parameters)
+    dtypes = {dtype for _, dtype in shapes}
+    raw = 0 if len(dtypes) == 1 else own_bytes - own
+    width = [1 if len(dtypes) == 1 else item_size(dtype) for _, dtype in shapes]
+    numel = sum(padded_numel(shape, ranks) * wide for (shape, _), wide in zip(shapes, width, strict=True))
+    dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
+    group = size or ranks
+    repeated = named.MICRO_BATCHES if place[2] else None
+    return Call(
+        *place, "all_gather", SHARD, group, dtype, numel // group, numel, own, own_bytes, term=repeated, raw=raw
     )
+
+
+def _reduce(
+    manifest: Manifest,
+    place: tuple[str, str, int],
+    parameters: list[Parameter],
+    synced: set[int],
+    local: Local | None,
+) -> Iterator[Call]:
+    """The reduce-scatter of a unit's gradients and, with a replicate axis, the all-reduce of what came out."""
+    wanting = trainable(parameters)
+    if not wanting or place[2] not in synced:
+        return
+    ranks, copies, dtype = axis_size(manifest), axis_size(manifest, REPLICATE), reduce_dtype(manifest, wanting[0])
+    numel = sum(padded_numel(_shape(parameter, local), ranks) for parameter in wanting)
+    own = sum(_numel(parameter, local) for parameter in wanting)
+    own_bytes = sum(_numel(parameter, local) * gather_size(manifest, parameter) for parameter in wanting)
+    repeated = named.MICRO_BATCHES if place[2] != min(synced) else None
+    part = numel // ranks
+    yield Call(*place, "reduce_scatter", SHARD, ranks, dtype, numel, part, own, own_bytes, term=repeated)
+    waits = not option(manifest, "all_reduce_every_micro_batch", default=True) and place[2] != max(synced)
+    if copies > 1 and not waits:
+        yield Call(*place, "all_reduce", REPLICATE, copies, dtype, part, part, term=repeated or named.REPLICATED)
+
+
+def _is_split(local: Local) -> Callable[[Parameter], bool]:
+    return lambda parameter: local(parameter) != parameter.shape
+
+
+def _shape(parameter: Parameter, local: Local | None) -> list[int]:
+    return parameter.shape if local is None else local(parameter)
+
+
+def _numel(parameter: Parameter, local: Local | None) -> int:
+    if local is None:
+        return parameter.numel
+    numel = 1
+    for size in local(parameter):
+        numel *= size
+    return numel

@@ -9,8 +9,6 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracekit.read.manifest import Manifest, Parameter
-
 PLAN_SCHEMA = pl.Schema(
     {
         "layer": pl.String,
@@ -28,7 +26,11 @@ PLAN_SCHEMA = pl.Schema(
     }
 )
 
-TERMS_SCHEMA = pl.Schema({"term": pl.String, "numel": pl.Int64, "payload_bytes": pl.Int64})
+# The places that a term is charged to, as a collective has them.
+PLACES = ("layer", "phase", "kind", "axis", "dtype")
+TERMS_SCHEMA = pl.Schema(
+    {"term": pl.String, "numel": pl.Int64, "payload_bytes": pl.Int64, **dict.fromkeys(PLACES, pl.String)}
+)
 
 # How often the payload crosses the group (DESIGN: all-reduce is a reduce-scatter and an all-gather in one).
 PASSES = {"all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1, "all_reduce": 2, "all_to_all": 1}
@@ -50,7 +52,13 @@ ITEM_SIZES = {
 
 
 class Call(NamedTuple):
-    """One expected collective of a step, in the column order of the plan."""
+    """One expected collective of a step, in the column order of the plan, and how it comes from the theory.
+
+    `own`: elements of its payload that the lesson counts, each once; null for all. `own_bytes`: what the lesson takes
+    them for; null for their bytes in `dtype`. `once`: how often the lesson lets the payload cross. `term`: what the
+    whole call is charged to where the lesson knows nothing of it. `rest`: what the elements beyond `own` are called.
+    `raw`: elements that are bytes of others, because types were mixed.
+    """
 
     layer: str | None
     phase: str
@@ -61,6 +69,12 @@ class Call(NamedTuple):
     dtype: str
     in_numel: int
     out_numel: int
+    own: int | None = None
+    own_bytes: int | None = None
+    once: int = 1
+    term: str | None = None
+    rest: str = "padding of dim 0"
+    raw: int = 0
 
 
 class Term(NamedTuple):
@@ -69,6 +83,11 @@ class Term(NamedTuple):
     term: str
     numel: int
     payload_bytes: int
+    layer: str | None = None
+    phase: str | None = None
+    kind: str | None = None
+    axis: str | None = None
+    dtype: str | None = None
 
 
 def item_size(dtype: str) -> int:
@@ -90,25 +109,10 @@ def payload_numel(call: Call) -> int:
     return call.out_numel if call.kind == "all_gather" else call.in_numel
 
 
-def own_parameters(manifest: Manifest) -> list[Parameter]:
-    """Parameters in registration order, tied ones once."""
-    return [parameter for parameter in manifest.parameters if parameter.tied_to is None]
-
-
-def axis_size(manifest: Manifest, axis: str = "dp_shard") -> int:
-    """Ranks along a mesh axis; the whole world where the mesh does not name it."""
-    return next((entry.size for entry in manifest.mesh if entry.axis == axis), manifest.world_size)
-
-
 def plan_frame(calls: Iterable[Call]) -> pl.DataFrame:
     """Expected collectives as a frame with PLAN_SCHEMA; none gives an empty frame."""
     rows = [
-        (*call, payload_numel(call), payload_numel(call) * item_size(call.dtype), PASSES[call.kind]) for call in calls
+        (*call[:9], payload_numel(call), payload_numel(call) * item_size(call.dtype), PASSES[call.kind])
+        for call in calls
     ]
     return pl.DataFrame(rows, schema=PLAN_SCHEMA, orient="row")
-
-
-def terms_frame(terms: Iterable[Term]) -> pl.DataFrame:
-    """Terms as a frame with TERMS_SCHEMA: `theory` always, the others only where they differ from nothing."""
-    rows = [term for term in terms if term.term == "theory" or term.numel or term.payload_bytes]
-    return pl.DataFrame(rows, schema=TERMS_SCHEMA, orient="row")

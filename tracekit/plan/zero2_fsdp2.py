@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from tracekit.plan import fsdp2
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tracekit.plan.schema import Call, Term
     from tracekit.read.manifest import Manifest
 
@@ -19,6 +21,6 @@ def collectives(manifest: Manifest) -> list[Call]:
     return fsdp2.collectives(manifest, keep_gathered=True)
 
 
-def terms(manifest: Manifest) -> list[Term]:
-    """Named terms from the lesson's 2Ψ to the plan; they add up exactly."""
-    return fsdp2.terms(manifest, keep_gathered=True)
+def absent(manifest: Manifest) -> Iterator[Term]:
+    """What the lesson's 2Ψ holds and these calls do not."""
+    return fsdp2.absent(manifest, keep_gathered=True)

@@ -43,11 +43,29 @@ class Parameter(msgspec.Struct, frozen=True):
     tied_to: str | None = None
 
 
+class Buffer(msgspec.Struct, frozen=True):
+    """One buffer of the model."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    numel: int
+
+
+class Flat(msgspec.Struct, frozen=True):
+    """FSDP1's flat parameter of a unit, padding included."""
+
+    numel: int
+    shard_numel: int
+    padding_numel: int = 0
+
+
 class Unit(msgspec.Struct, frozen=True):
     """One wrapped unit, in wrap order; `reshard_after_forward` null means the strategy's default."""
 
     name: str
     reshard_after_forward: bool | int | None = None
+    flat: Flat | None = None
 
 
 class TraceFile(msgspec.Struct, frozen=True):
@@ -106,6 +124,7 @@ class Manifest(msgspec.Struct, frozen=True):
     micro_batches: int = 1
     schedule: dict[str, int] = {}
     parameters: list[Parameter] = []
+    buffers: list[Buffer] = []
     units: list[Unit] = []
     grad_order: list[str] | None = None
     hosts: list[str] = []

@@ -1,0 +1,153 @@
+"""A manifest for a run that never was: from a model's size, another manifest, or the header of a safetensors file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from tracekit.errors import InputError, UsageError
+from tracekit.plan.inputs import SHARD
+from tracekit.read.manifest import Axis, Manifest, Parameter, Precision, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from runners.sizes import Size
+
+# A header lists names and shapes; the largest public models stay far below this.
+_MAX_HEADER_BYTES = 100_000_000
+_SAFETENSORS_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+# "model.layers.12.self_attn.q_proj.weight" belongs to the block "model.layers.12".
+_BLOCK = re.compile(r"^((?:[A-Za-z_]\w*\.)*\d+)\.")
+
+
+def manifest(
+    strategy: str,
+    parameters: Sequence[Parameter],
+    *,
+    mesh: Mapping[str, int],
+    micro_batches: int = 1,
+    precision: Precision | None = None,
+    reshard: bool | int | None = None,
+    units: Sequence[Unit] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """What a recorder would have written of such a run, as far as a plan needs it."""
+    own = [parameter for parameter in parameters if parameter.tied_to is None]
+    blocks = dict.fromkeys(parameter.layer for parameter in parameters if parameter.layer)
+    return Manifest(
+        format=1,
+        strategy=strategy,
+        world_size=math.prod(mesh.values()),
+        psi=sum(parameter.numel for parameter in own),
+        psi_train=sum(parameter.numel for parameter in own if parameter.requires_grad),
+        options=dict(options or {}),
+        mesh=[Axis(axis, size) for axis, size in mesh.items()] or [Axis(SHARD, 1)],
+        precision=precision or Precision(),
+        micro_batches=micro_batches,
+        parameters=list(parameters),
+        units=list(units) if units is not None else [Unit(name, reshard) for name in (*blocks, "")],
+    )
+
+
+def model_parameters(size: Size, dtype: str = "float32") -> list[Parameter]:
+    """The parameters of a decoder of this size, as the runners train it."""
+    from runners.sizes import parameter_shapes
+
+    first = "tok_embeddings.weight"
+    return [
+        parameter(name, shape, dtype, tied_to=first if size.tied and name == "output.weight" else None)
+        for name, shape in parameter_shapes(size)
+    ]
+
+
+def parameter(name: str, shape: Sequence[int], dtype: str, *, tied_to: str | None = None) -> Parameter:
+    """A parameter whose unit is the block that its name names."""
+    block = _BLOCK.match(name)
+    return Parameter(name, list(shape), dtype, math.prod(shape), layer=block[1] if block else "", tied_to=tied_to)
+
+
+def parameters_from(path: Path) -> list[Parameter]:
+    """The parameters that a manifest or the header of a safetensors file lists; weights are not read.
+
+    Raises:
+        InputError: the file cannot be read, or is neither.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(8)
+            if head.lstrip()[:1] != b"{":
+                length = int.from_bytes(head, "little")
+                if len(head) < 8 or not 2 <= length <= _MAX_HEADER_BYTES:
+                    raise InputError(
+                        f"{path}: neither a manifest nor a safetensors file; give one with parameter shapes"
+                    )
+                return list(_from_header(stream.read(length), length, path))
+            data = head + stream.read(_MAX_HEADER_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a manifest or a safetensors file") from None
+    import msgspec
+
+    try:
+        return msgspec.json.decode(data, type=Manifest).parameters
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a manifest that tracekit wrote ({error}); give another file") from None
+
+
+def with_axes(expected: Manifest, mesh: Mapping[str, int]) -> Manifest:
+    """The same run on another mesh."""
+    return replace(
+        expected, mesh=[Axis(axis, size) for axis, size in mesh.items()], world_size=math.prod(mesh.values())
+    )
+
+
+def mesh_of(parts: Iterable[str]) -> dict[str, int]:
+    """`dp_shard=64`, `dp_replicate=2,dp_shard=8` as sizes by axis, in mesh order.
+
+    Raises:
+        UsageError: a part is no axis with a positive size.
+    """
+    mesh: dict[str, int] = {}
+    for part in (piece.strip() for text in parts for piece in text.split(",")):
+        axis, _, size = part.partition("=")
+        if axis not in ("dp_replicate", SHARD, "tp") or not size.isdecimal() or not 0 < int(size) <= 10**6:
+            raise UsageError(f"--mesh {part} is no axis with a size: give dp_shard=64, dp_replicate=2 or tp=8")
+        if axis in mesh:
+            raise UsageError(f"--mesh names {axis} twice; give each axis once")
+        mesh[axis] = int(size)
+    return {axis: mesh[axis] for axis in ("dp_replicate", SHARD, "tp") if axis in mesh}
+
+
+def _from_header(header: bytes, length: int, path: Path) -> Iterable[Parameter]:
+    problem = InputError(f"{path}: its safetensors header is damaged; download the file again")
+    if len(header) < length:
+        raise problem
+    try:
+        entries = json.loads(header)
+        for name, entry in entries.items():
+            if name == "__metadata__":
+                continue
+            shape, dtype = entry["shape"], _SAFETENSORS_DTYPES[entry["dtype"]]
+            if not all(type(size) is int and size >= 0 for size in shape):
+                raise problem
+            yield parameter(name, shape, dtype)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise problem from None

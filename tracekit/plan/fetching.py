@@ -1,0 +1,123 @@
+"""Which parameters DeepSpeed stage 3 gathers when: its coordinator played through without a device.
+
+Source: DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (`_fetch_sub_module_impl`,
+`release_sub_module`, `__params_to_release`) and parameter_offload.py (its hooks), after the first steps, when the
+order of modules is known.
+
+Entering a module gathers its own parameters, if they are not there, and then as many of the next ones in order as the
+prefetch bucket holds, be they of the backward. Leaving it frees them, unless they are used again within
+`max_reuse_distance` elements or the prefetcher has passed over a later use while they were there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tracekit.read.manifest import Parameter
+
+
+class Limits(NamedTuple):
+    """DeepSpeed's settings, in elements."""
+
+    prefetch: int
+    reuse: int
+    live: int
+    persistence: int
+
+
+class Visit(NamedTuple):
+    """A module that is entered; a leaf is left right after it."""
+
+    module: str
+    phase: str
+    parameters: tuple[Parameter, ...]
+
+
+class Fetch(NamedTuple):
+    """Parameters that are gathered together, on entering a module."""
+
+    module: str
+    phase: str
+    parameters: list[Parameter]
+
+
+def visits(forward: Sequence[Parameter]) -> list[Visit]:
+    """The modules of one forward and backward, containers included, for parameters in the order of their use."""
+    own: dict[str, list[Parameter]] = {}
+    for parameter in forward:
+        own.setdefault(parameter.name.rpartition(".")[0], []).append(parameter)
+    return [*_entered(list(own), own, "forward"), *_entered(list(own)[::-1], own, "backward")]
+
+
+def fetches(order: Sequence[Visit], limits: Limits) -> list[Fetch]:
+    """The gathers of one forward and backward, in their order; small ones that persist never need one."""
+    queue = deque((parameter, step) for step, visit in enumerate(order) for parameter in visit.parameters)
+    numels = {parameter.name: parameter.numel for visit in order for parameter in visit.parameters}
+    persistent = {name for name, numel in numels.items() if numel < limits.persistence}
+    there, last_seen = set(persistent), dict.fromkeys(numels, -1)
+    done: list[Fetch] = []
+    live = 0
+    for step, visit in enumerate(order):
+        needed = [parameter for parameter in visit.parameters if parameter.name not in there]
+        live += _gather(done, visit, needed, there)
+        fresh = {parameter.name for parameter in visit.parameters if last_seen[parameter.name] < step}
+        met: set[str] = set()
+        while queue and len(met) < len(fresh):
+            parameter, used = queue.popleft()
+            last_seen[parameter.name] = used
+            met.add(parameter.name)
+        ahead: list[Parameter] = []
+        numel, room = 0, min(limits.live - live, limits.prefetch)
+        while limits.prefetch > 0 and queue and numel < room:
+            parameter, used = queue.popleft()
+            last_seen[parameter.name] = max(last_seen[parameter.name], used)
+            if parameter.name not in there and parameter not in ahead:
+                ahead.append(parameter)
+                numel += parameter.numel
+        live += _gather(done, visit, ahead, there)
+        for parameter in visit.parameters:
+            passed_over = last_seen[parameter.name] > step + 1
+            if parameter.name in persistent or passed_over or _reused(order[step + 1 :], parameter, limits.reuse):
+                continue
+            there.discard(parameter.name)
+            live -= parameter.numel
+    return done
+
+
+def _entered(leaves: Iterable[str], own: dict[str, list[Parameter]], phase: str) -> list[Visit]:
+    """Every module around a leaf is entered before it, once."""
+    entered: dict[str, Visit] = {}
+    for leaf in leaves:
+        parts = leaf.split(".") if leaf else []
+        for depth in range(len(parts) + 1):
+            name = ".".join(parts[:depth])
+            # A list of modules is never called.
+            if name and not own.get(name) and depth < len(parts) and parts[depth].isdecimal():
+                continue
+            entered.setdefault(name, Visit(name, phase, tuple(own.get(name, ()))))
+    return list(entered.values())
+
+
+def _gather(done: list[Fetch], visit: Visit, parameters: list[Parameter], there: set[str]) -> int:
+    """Notes a gather, if anything is missing; returns its elements."""
+    if not parameters:
+        return 0
+    done.append(Fetch(visit.module, visit.phase, parameters))
+    there.update(parameter.name for parameter in parameters)
+    return sum(parameter.numel for parameter in parameters)
+
+
+def _reused(later: Sequence[Visit], parameter: Parameter, distance: int) -> bool:
+    """Whether one of the next modules, within so many elements, uses the parameter again."""
+    passed = 0
+    for visit in later:
+        if passed >= distance:
+            return False
+        if parameter in visit.parameters:
+            return True
+        passed += sum(other.numel for other in visit.parameters)
+    return False
