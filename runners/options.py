@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -140,15 +140,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 EVERYWHERE = frozenset({"freeze", "activation-checkpointing", "clip-grad-norm"})
 
 
-def add(parser: argparse.ArgumentParser, name: str, strategy: type[Strategy]) -> None:
-    """Adds the options that the strategy takes, and a refusal in one sentence for each of the others."""
+def add(parser: argparse.ArgumentParser, strategy: type[Strategy]) -> None:
+    """Adds the options that the strategy takes."""
     for option, about in OPTIONS.items():
         if option in strategy.takes:
             parser.add_argument(f"--{option}", **about)
-            continue
-        flags = [f"--{option}"] + [f"--no-{option}"] * (about.get("action") is YES_NO)
-        why = strategy.refuses.get(option, "leave it out")
-        parser.add_argument(*flags, action=_Refuse, nargs="*", const=f"{name} has no --{option}: {why}")
+
+
+def refusal(left: Sequence[str], name: str, strategy: type[Strategy]) -> str:
+    """One sentence about the arguments that the parser did not know; of other strategies' options, why not."""
+    for text in left:
+        option = text.partition("=")[0].removeprefix("--").removeprefix("no-")
+        if option in OPTIONS:
+            return f"{name} has no --{option}: {strategy.refuses.get(option, 'leave it out')}"
+    return f"unrecognized arguments: {' '.join(left)}"
 
 
 def told(args: argparse.Namespace, strategy: type[Strategy]) -> dict[str, Any]:
@@ -158,14 +163,3 @@ def told(args: argparse.Namespace, strategy: type[Strategy]) -> dict[str, Any]:
         value = getattr(args, option.replace("-", "_"))
         values[option.replace("-", "_")] = dict(value) if option == "reshard" and value else value
     return values
-
-
-class _Refuse(argparse.Action):
-    """Ends the program with its sentence; the option is not listed by --help."""
-
-    def __init__(self, option_strings: list[str], dest: str, const: str, nargs: str) -> None:
-        super().__init__(option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self._sentence = const
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Mapping[str, Any]) -> None:
-        parser.error(self._sentence)

@@ -33,9 +33,11 @@ from tracekit.record import Recorder, RecordError, Schedule
 MAX_WHOLE_NUMEL = 2_000_000_000
 
 
-def make_parser(name: str | None = None, strategy: type[Strategy] | None = None) -> argparse.ArgumentParser:
+def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
     """The options of every run, and those of `strategy`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     add = parser.add_argument
     add("--strategy", choices=list(strategies.MODULES), required=True)
     add("--model", choices=list(SIZES), default="tiny", help="size of the decoder")
@@ -58,8 +60,7 @@ def make_parser(name: str | None = None, strategy: type[Strategy] | None = None)
     add("--active", type=int, default=3, help="steps recorded")
     add("--repeat", type=int, default=1, help="how often wait, warm up and record")
     if strategy is not None:
-        assert name is not None
-        options.add(parser, name, strategy)
+        options.add(parser, strategy)
     return parser
 
 
@@ -70,11 +71,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, type[Strategy]]:
     name = finder.parse_known_args(argv)[0].strategy
     if name is None:
         # Without a strategy the parser helps or complains, and leaves.
-        make_parser().parse_args(argv)
+        make_parser(None).parse_args(argv)
         sys.exit(2)
     strategy = strategies.load(name)
-    parser = make_parser(name, strategy)
-    args = parser.parse_args(argv)
+    parser = make_parser(strategy)
+    args, left = parser.parse_known_args(argv)
+    if left:
+        parser.error(options.refusal(left, name, strategy))
     longest = SIZES[args.model].max_seq_len
     if args.seq_len > longest:
         parser.error(f"--seq-len {args.seq_len} is more than the {longest} of {args.model}; give less")

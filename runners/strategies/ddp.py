@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -40,6 +40,11 @@ class DDP(Strategy):
         self.compiler.compile_blocks(model)
         quarter = model.size.num_params() * 4 / BUCKETS_A_MODEL / MIB
         self.bucket_mb: float = args.bucket_mb or min(quarter, MAX_BUCKET_MB)
+        if self.compiler.scope is not None:
+            # The compiler wants torch's first bucket, of 1 MiB, to be no larger than the others.
+            distributed: Any = torch.distributed
+            first = min(distributed._DEFAULT_FIRST_BUCKET_BYTES, int(self.bucket_mb * MIB))  # noqa: SLF001 - see above
+            distributed._DEFAULT_FIRST_BUCKET_BYTES = first  # noqa: SLF001
         self.model = self.replica = DistributedDataParallel(
             model,
             device_ids=[self.setup.device.index] if self.setup.device.type == "cuda" else None,
@@ -47,7 +52,7 @@ class DDP(Strategy):
             broadcast_buffers=args.broadcast_buffers,
         )
         if args.reduce_dtype in HOOKS:
-            self.replica.register_comm_hook(None, HOOKS[args.reduce_dtype])
+            self.replica.register_comm_hook(None, _compress(HOOKS[args.reduce_dtype]))
         self.run = self.compiler.compile_model(self.model)
         return self.model
 
@@ -85,6 +90,14 @@ class DDP(Strategy):
             for group in indices
         ]
         return {"buckets": buckets} | self.compiler.learned()
+
+
+def _compress(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    # DDP refuses torch's own hook by its name where there is no GPU; gloo reduces these dtypes all the same.
+    def compress(state: Any, bucket: Any) -> Any:
+        return hook(state, bucket)
+
+    return compress
 
 
 def _groups(text: object) -> list[list[int]]:
