@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import memory, overlap, volume
+from analysis import ledger, memory, overlap, volume
 from tracekit.model.buckets import ROOT
 
 if TYPE_CHECKING:
@@ -29,6 +29,15 @@ NAMES = {
 
 # Why a term of the ledger is there, as the end of "because ...".
 REASONS = {
+    "gathered parameters saved for backward": "what forward gathered is kept for backward",
+    "tied parameters gathered at each use": "tied parameters are gathered at each of their uses",
+    "parameters gathered more than twice": "some parameters are gathered more than twice",
+    "parameters split over tp": "the other tensor-parallel ranks hold part of the parameters",
+    "tensor-parallel activations": "tensor parallelism all-reduces activations",
+    "activations recomputed": "recomputed activations are all-reduced again",
+    "replicate-axis all-reduce": "the replicas all-reduce what each has reduced",
+    "buffers broadcast": "buffers are broadcast before forward",
+    "ignored parameters not sent": "ignored parameters are not sent",
     "root unit not gathered again": "the root unit is not gathered again",
     "units kept gathered": "units kept gathered are not gathered again",
     "frozen parameters not reduced": "frozen parameters are gathered but not reduced",
@@ -73,18 +82,18 @@ def verdicts(run: Run) -> list[str]:
 def _volume(run: Run) -> str | None:
     if run.collectives.is_empty():
         return "No collective was found, so there is no communication to account for."
-    ledger = volume.ledger(run)
-    measured = ledger.filter(pl.col("term") == "measured")["psi"].drop_nulls()
+    walk = ledger.ledger(run)
+    measured = walk.filter(pl.col("term") == "measured")["psi"].drop_nulls()
     if measured.is_empty():
         return _bytes_moved(run)
     low, high = _number(measured.min()), _number(measured.max())
     moved = f"{low:.2f}Ψ" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}Ψ to {high:.2f}Ψ"
-    return f"{_subject(run)} moved {moved} a step{_difference(ledger, moved)}; {_hidden(run)}."
+    return f"{_subject(run)} moved {moved} a step{_difference(walk, moved)}; {_hidden(run)}."
 
 
-def _difference(ledger: pl.DataFrame, moved: str) -> str:
+def _difference(walk: pl.DataFrame, moved: str) -> str:
     """How the measured volume compares with the theory, with the reasons worth naming, as part of a sentence."""
-    one = ledger.join(ledger.select("rank", "step").head(1), on=["rank", "step"], how="semi")
+    one = walk.join(walk.select("rank", "step").head(1), on=["rank", "step"], how="semi")
     psi: dict[str, float | None] = dict(one.select("term", "psi").iter_rows())
     theory, rest = psi.pop("theory", None), psi.pop("unexplained", None)
     total = psi.pop("measured")

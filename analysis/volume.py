@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis.overlap import ratio
 from tracekit.errors import UsageError
-from tracekit.plan import PASSES, plan, terms
+from tracekit.plan import PASSES, plan
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 if TYPE_CHECKING:
@@ -95,46 +95,6 @@ def totals(run: Run) -> pl.DataFrame:
     ).sort(_STEP, maintain_order=True)
 
 
-def ledger(run: Run) -> pl.DataFrame:
-    """Steps from theory to the trace in named terms: rank, step, term, numel, psi, payload_bytes.
-
-    Rows of each complete step: `theory`, the plan's terms with their sign, `measured`, and `unexplained`,
-    which is measured less all the terms before it. numel counts elements times passes. Without a plan the
-    terms are missing; without a strategy theory is too; `unexplained` is null where sizes are not all known.
-    """
-    steps = _complete_steps(run)
-    named = terms(run.manifest).with_columns(pl.int_range(pl.len()).alias("place"))
-    theory = _theory(run)
-    if named.is_empty() and theory is not None:
-        named = pl.DataFrame({"term": ["theory"], "numel": [theory], "place": [0]}).with_columns(
-            pl.lit(None, pl.Int64).alias("payload_bytes")
-        )
-    sums = named.select(pl.col("numel").sum(), pl.col("payload_bytes").sum()).row(0)
-    known = {"numel": bool(named.height), "payload_bytes": named["payload_bytes"].null_count() < named.height}
-    measured = steps.join(_measured(run, list(_STEP)), on=_STEP, how="left").with_columns(
-        pl.when(pl.col("num_collectives").is_null()).then(0).otherwise("passes_numel").alias("numel"),
-        pl.when(pl.col("num_collectives").is_null()).then(0).otherwise("payload_bytes").alias("payload_bytes"),
-        pl.col("coverage").fill_null(1.0),
-    )
-    rest = measured.with_columns(
-        pl.when(pl.col("coverage") == 1.0, pl.lit(known[name])).then(pl.col(name) - expected).alias(name)
-        for name, expected in zip(known, sums, strict=True)
-    )
-    parts = [
-        (steps.join(named, how="cross"), None),
-        (measured.with_columns(pl.lit(1000).alias("place")), "measured"),
-        (rest.with_columns(pl.lit(1001).alias("place")), "unexplained"),
-    ]
-    frames = [frame if term is None else frame.with_columns(pl.lit(term).alias("term")) for frame, term in parts]
-    columns = [*_STEP, "place", "term", "numel", "payload_bytes"]
-    rows = pl.concat([frame.select(columns) for frame in frames], how="vertical_relaxed")
-    return (
-        rows.sort(*_STEP, "place")
-        .with_columns(_over_psi(run, "numel").alias("psi"))
-        .select(*_STEP, "term", "numel", "psi", "payload_bytes")
-    )
-
-
 def backend(run: Run) -> pl.DataFrame:
     """What the backend did for each kind of collective that was asked of it.
 
@@ -142,16 +102,13 @@ def backend(run: Run) -> pl.DataFrame:
     did), psi.
     """
     keys = [*_STEP, "kind", "backend_kind"]
-    # No backend span of its own: it ran what was asked for.
-    did = _sized(run).with_columns(pl.coalesce("backend_kind", "kind").alias("backend_kind"))
-    passes = pl.col("backend_kind").replace_strict(PASSES, default=None, return_dtype=pl.Int64)
     return (
-        did.with_columns((pl.col("payload_numel") * passes).alias("passes_numel"))
+        sized(run)
         .group_by(keys)
         .agg(
             pl.len().cast(pl.Int64).alias("num_collectives"),
             known_sum("payload_numel").alias("numel"),
-            known_sum("passes_numel"),
+            known_sum("backend_numel").alias("passes_numel"),
         )
         .with_columns(_over_psi(run, "passes_numel").alias("psi"))
         .sort(keys, maintain_order=True)
@@ -161,8 +118,7 @@ def backend(run: Run) -> pl.DataFrame:
 def _measured(run: Run, keys: list[str]) -> pl.DataFrame:
     known = pl.col("payload_bytes").is_not_null()
     return (
-        _sized(run)
-        .with_columns((pl.col("payload_numel") * pl.col("passes")).alias("passes_numel"))
+        sized(run)
         .group_by(keys)
         .agg(
             pl.len().cast(pl.Int64).alias("num_collectives"),
@@ -175,15 +131,32 @@ def _measured(run: Run, keys: list[str]) -> pl.DataFrame:
     )
 
 
-def _sized(run: Run) -> pl.DataFrame:
-    """The collectives with their payload's elements; an axis that only one mesh axis can be is filled in."""
-    gathered = pl.col("kind") == "all_gather"
+def sized(run: Run) -> pl.DataFrame:
+    """The collectives with `payload_numel`, `passes_numel` and, by what the backend ran, `backend_numel`.
+
+    An all-gather whose operator tells no output is as large as its input times the group. An axis that only one mesh
+    axis can be is filled in; a backend without a span of its own ran what was asked for.
+    """
+    gathered = pl.coalesce("out_numel", pl.col("in_numel") * pl.col("group_size"))
     mesh = run.manifest.mesh if run.manifest is not None else []
     axis = mesh[0].axis if len(mesh) == 1 else None
+    ran = pl.coalesce("backend_kind", "kind")
     return run.collectives.with_columns(
-        pl.when(gathered).then("out_numel").otherwise("in_numel").cast(pl.Int64).alias("payload_numel"),
+        pl.when(pl.col("kind") == "all_gather")
+        .then(gathered)
+        .otherwise("in_numel")
+        .cast(pl.Int64)
+        .alias("payload_numel"),
         pl.col("axis").fill_null(pl.lit(axis, pl.String)),
         pl.col("passes").cast(pl.Int64),
+        ran.alias("backend_kind"),
+        pl.when(ran == pl.col("kind"))
+        .then(pl.col("passes").cast(pl.Int64))
+        .otherwise(ran.replace_strict(PASSES, default=None, return_dtype=pl.Int64))
+        .alias("backend_passes"),
+    ).with_columns(
+        (pl.col("payload_numel") * pl.col("passes")).alias("passes_numel"),
+        (pl.col("payload_numel") * pl.col("backend_passes")).alias("backend_numel"),
     )
 
 
