@@ -252,6 +252,62 @@ def breakdown(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
     )
 
 
+def blame(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
+    """Exposed communication by its cause, stacked by kind of collective, a mean over steps and ranks.
+
+    Columns: cause, order, kind, place (of the kind), ms, advice.
+    """
+    import altair as alt
+
+    colours = parts.colours(style.KINDS, frame["kind"])
+    chart = (
+        alt.Chart(frame)
+        .mark_bar(height={"band": 0.76})
+        .encode(
+            y=alt.Y("cause:N", title=None, sort=alt.EncodingSortField("order", op="min")),
+            x=alt.X("ms:Q", title="exposed ms a step", stack="zero", scale=parts.domain(top)),
+            color=alt.Color("kind:N", scale=colours),
+            order=alt.Order("place:Q"),
+            tooltip=[
+                alt.Tooltip("cause:N"),
+                alt.Tooltip("kind:N"),
+                alt.Tooltip("ms:Q", title="exposed ms a step", format=",.3f"),
+                alt.Tooltip("advice:N", title="what would help"),
+            ],
+        )
+    )
+    return parts.sized(chart, height=BAR_STEP * frame["cause"].n_unique())
+
+
+def waiting(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:
+    """What each rank's matched collectives were: transfer, or waiting for a later rank; a mean over steps.
+
+    Columns: row, order, rank, part ("transfer" or "waiting"), place (of the part), ms.
+    """
+    import altair as alt
+
+    colours = parts.colours(style.WAITING, frame["part"])
+    chart = (
+        alt.Chart(frame)
+        .mark_bar(height={"band": 0.76}, cursor="pointer")
+        .encode(
+            y=alt.Y("row:N", title=None, sort=alt.EncodingSortField("order", op="min")),
+            x=alt.X("ms:Q", title="ms a step, summed over collectives", stack="zero", scale=parts.domain(top)),
+            color=alt.Color("part:N", scale=colours),
+            order=alt.Order("place:Q"),
+            opacity=parts.faint("rank"),
+            tooltip=[
+                alt.Tooltip("row:N"),
+                alt.Tooltip("part:N"),
+                alt.Tooltip("ms:Q", title="ms a step", format=",.3f"),
+            ],
+        )
+    )
+    return parts.sized(
+        chart.add_params(parts.pick("rank"), parts.follow("layer")), height=BAR_STEP * frame["row"].n_unique()
+    )
+
+
 def comparison(frame: pl.DataFrame) -> alt.Chart:
     """The mean step of each run, as a stacked bar a run. Columns: run, order, activity, place, ms, share."""
     import altair as alt

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from analysis import drawing, style
+from analysis.blame import ADVICE, blame
 from analysis.breakdown import breakdown
 from analysis.drawing import layer_label, mib, ms
 from analysis.memory import floor, peak, timeline
 from analysis.overlap import overlap
+from analysis.skew import skew
 from analysis.volume import backend, volume
 from tracekit.theory import passes_by_kind, strategy_stage
 
@@ -106,6 +108,43 @@ def breakdown_rows(run: Run) -> Drawn:
     rows = _parts(table.with_row_index("order"), ["rank", "step", "order", "step_ns"])
     step = pl.format("rank {} · step {}", "rank", pl.col("step").cast(pl.String).fill_null("?"))
     return Drawn(rows.with_columns(row=step, order=pl.col("order").cast(pl.Int64)).drop("step_ns"), note)
+
+
+def blame_rows(run: Run) -> Drawn:
+    """Exposed ms of the mean complete step of a rank, by cause and kind."""
+    table = _complete(run, blame(run))
+    steps = _complete(run, breakdown(run)).height
+    causes = list(ADVICE)
+    rows = (
+        table.with_columns(kind=pl.col("kind").fill_null("other"))
+        .group_by("cause", "kind", "advice")
+        .agg(pl.col("exposed_ns").sum())
+        .with_columns(
+            ms=pl.col("exposed_ns") / 1_000_000 / max(steps, 1),
+            order=drawing.place("cause", {cause: place for place, cause in enumerate(causes)}),
+            place=drawing.place("kind", {kind: place for place, kind in enumerate(style.KINDS)}),
+        )
+        .drop("exposed_ns")
+    )
+    return Drawn(rows.sort("order", "place"))
+
+
+def waiting_rows(run: Run) -> Drawn:
+    """Transfer and waiting of each rank's matched collectives, in ms of the mean complete step."""
+    table = _complete(run, skew(run).drop_nulls("transfer_ns"))
+    steps = pl.col("step").n_unique()
+    rows = (
+        table.group_by("rank")
+        .agg(pl.col("transfer_ns", "wait_ns").sum() / 1_000_000 / steps)
+        .rename({"transfer_ns": "transfer", "wait_ns": "waiting"})
+        .unpivot(["transfer", "waiting"], index="rank", variable_name="part", value_name="ms")
+        .with_columns(
+            row=pl.format("rank {}", "rank"),
+            order=pl.col("rank").cast(pl.Int64),
+            place=drawing.place("part", {part: place for place, part in enumerate(style.WAITING)}),
+        )
+    )
+    return _few_ranks(rows.sort("order", "place"))
 
 
 def comparison_rows(runs: list[Run]) -> Drawn:

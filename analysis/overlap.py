@@ -61,9 +61,14 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
         .group_by(groups)
         .agg(pl.col("comm_ns", "overlapped_ns").sum())
     )
-    counts = spans.group_by(groups).agg(pl.col("is_collective").sum().alias("num_collectives"))
+    counts = spans.group_by(groups).agg(
+        pl.col("is_collective").sum().alias("num_collectives"), pl.col("dur_ns").is_not_null().any().alias("ran")
+    )
+    # What ran for no time at all has a length: 0.
+    length = pl.when("ran").then(pl.col("comm_ns", "overlapped_ns").fill_null(0))
     return (
         counts.join(times, on=groups, how="left", nulls_equal=True)
+        .with_columns(length)
         .with_columns((pl.col("comm_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))
         .with_columns(ratio("overlapped_ns", "comm_ns").alias("overlap_ratio"))
         .sort(groups)

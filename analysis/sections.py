@@ -150,6 +150,22 @@ def _breakdown(runs: list[Analysed]) -> list[list[Figure]]:
     return [[_figure(f"breakdown-{i}", label, charts.breakdown, each, empty, top=top)] for i, each in enumerate(drawn)]
 
 
+def _blame(runs: list[Analysed]) -> list[list[Figure]]:
+    drawn = [frames.blame_rows(run.run) for run in runs]
+    empty = "No communication was exposed, so there is nothing to blame."
+    top = _highest(each.rows.group_by("cause").agg(pl.col("ms").sum())["ms"] for each in drawn)
+    label = "Exposed time by cause"
+    return [[_figure(f"blame-{i}", label, charts.blame, each, empty, top=top)] for i, each in enumerate(drawn)]
+
+
+def _waiting(runs: list[Analysed]) -> list[list[Figure]]:
+    drawn = [frames.waiting_rows(run.run) for run in runs]
+    empty = "Who waited for whom needs the traces of all ranks of a group; they are not all here."
+    top = _highest(each.rows.group_by("row").agg(pl.col("ms").sum())["ms"] for each in drawn)
+    label = "Transfer and waiting of each rank"
+    return [[_figure(f"waiting-{i}", label, charts.waiting, each, empty, top=top)] for i, each in enumerate(drawn)]
+
+
 def _memory(runs: list[Analysed]) -> list[list[Figure]]:
     curves = [frames.memory_rows(run.run) for run in runs]
     top = _highest(each.peaks["mib"] for each in curves)
@@ -246,6 +262,30 @@ _SECTIONS: list[tuple[Any, ...]] = [
         ),
         _overlap,
         {"overlap": "Overlap of every rank, step, layer, phase and kind"},
+    ),
+    (
+        "blame",
+        "Why it was exposed",
+        "Every exposed nanosecond has one cause, from the evidence in the trace; hover for the knob that changes it.",
+        _blame,
+        {"blame": "Causes by rank, step, layer and phase", "bound": "How short a step could be"},
+    ),
+    (
+        "waiting",
+        "Who waited for whom",
+        (
+            "A collective ends on all of its ranks together: the rank that came last shows the transfer, and what the "
+            "others spent beyond it was waiting."
+        ),
+        _waiting,
+        {
+            "stragglers": "Who came last",
+            "skew": "Every collective on every rank",
+            "bandwidth": "Bandwidth from transfer time",
+            "groups": "Process groups",
+            "together": "In flight at the same time",
+            "clocks": "Clocks of the hosts",
+        },
     ),
     (
         "timeline",

@@ -45,6 +45,9 @@ KINDS = {
     "other": "#6b7280",
 }
 
+#: What a collective's time was, seen on all of its ranks.
+WAITING = {"transfer": "#4fa197", "waiting": "#d9a441"}
+
 PHASES = {"forward": "#b9cfe4", "backward": "#8fa9c4", "optimizer": "#c9c3dd", "other": "#dfe3e8"}
 
 #: Colours without a meaning of their own: ranks, runs, categories of memory.

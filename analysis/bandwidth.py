@@ -1,0 +1,44 @@
+"""Algorithm and bus bandwidth of each collective, from its transfer time: nccl-tests' definitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+SCHEMA = pl.Schema(
+    {
+        "step": pl.Int64,
+        "kind": pl.String,
+        "group": pl.String,
+        "group_size": pl.Int32,
+        "layer": pl.String,
+        "payload_bytes": pl.Int64,
+        "transfer_ns": pl.Int64,
+        "algorithm_bytes_per_s": pl.Int64,
+        "bus_bytes_per_s": pl.Int64,
+    }
+)
+
+
+def bandwidth(run: Run) -> pl.DataFrame:
+    """One row a collective whose size and transfer time are known, on any of its ranks, in time order.
+
+    `algorithm_bytes_per_s` is the payload over the transfer time; `bus_bytes_per_s` is that times 2(n-1)/n for an
+    all-reduce and (n-1)/n for an all-gather, reduce-scatter or all-to-all, so that it can be held against the speed of
+    a link (nccl-tests, PERFORMANCE.md). Rounded down to whole bytes. Empty where waiting cannot be told from transfer.
+    """
+    n = pl.coalesce("group_size", "num_needed").cast(pl.Int64)
+    known = pl.col("payload_bytes").is_not_null() & (pl.col("transfer_ns") > 0) & (n > 0)
+    rate = pl.col("payload_bytes") * 1_000_000_000 // pl.col("transfer_ns")
+    return (
+        run.collectives.filter(known)
+        .sort("start_ns")
+        .unique("match", keep="first", maintain_order=True)
+        .with_columns(n.cast(pl.Int32).alias("group_size"), rate.alias("algorithm_bytes_per_s"))
+        .with_columns((pl.col("algorithm_bytes_per_s") * pl.col("passes") * (n - 1) // n).alias("bus_bytes_per_s"))
+        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
