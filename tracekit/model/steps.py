@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import names
+from tracekit.read.columns import Columns
 from tracekit.read.manifest import Manifest
 
 # One row a step of a rank. Half-open window in absolute ns on the CPU clock; `complete` is false, with a reason, where
@@ -79,6 +80,68 @@ def _mark_cut(table: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
         )
         .drop("cut")
     )
+
+
+def without_device_work(steps_table: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+    """Return the steps, those incomplete for which the activity of the device was lost.
+
+    On a rank that recorded kernels or copies, that is a step that launched none of them. On a rank that recorded
+    launches of kernels but nothing on any device, it is every step. CPU runs have neither.
+    """
+    run, category = ["rank", "cycle"], pl.col("cat").str.to_lowercase()
+    timed = columns.events.filter(pl.col("ph") == "X", pl.col("ts_ns").is_not_null())
+    launches = timed.filter(category.is_in(names.LAUNCHES), pl.col("correlation") > 0)
+    device = timed.filter(category.is_in([*names.KERNELS, *names.COPIES]) | category.str.ends_with("_ccp_events"))
+    at = launches.select(*run, "correlation", pl.col("ts_ns").alias("at_ns")).unique([*run, "correlation"])
+    placed = (
+        device.select(*run, "ts_ns", "correlation")
+        .join(at, on=[*run, "correlation"], how="left")
+        .with_columns(pl.coalesce("at_ns", "ts_ns").alias("at_ns"))
+    )
+    busy = step_at(placed, steps_table, "at_ns").select(*run, "step").unique().with_columns(pl.lit(1).alias("busy"))
+    recorded = device.select(run).unique().with_columns(pl.lit(1).alias("recorded"))
+    launched = launches.filter(pl.col("name").str.contains("(?i)launch")).group_by(run).agg(pl.len().alias("launched"))
+    table = steps_table.join(busy, on=[*run, "step"], how="left", nulls_equal=True, maintain_order="left")
+    for more in (recorded, launched):
+        table = table.join(more, on=run, how="left", maintain_order="left")
+    nothing = pl.col("recorded").is_null() & pl.col("launched").is_not_null()
+    empty = pl.col("recorded").is_not_null() & pl.col("busy").is_null()
+    reason = (
+        pl.when(~pl.col("complete")).then("reason")
+        .when(nothing).then(pl.format("no activity of the device was recorded for {} launches", "launched"))
+        .when(empty).then(pl.lit("no activity of the device was recorded in this step, but in others"))
+        .otherwise("reason")
+    )  # fmt: skip
+    complete = pl.col("complete") & ~nothing & ~empty
+    return table.with_columns(complete.alias("complete"), reason.alias("reason")).select(steps_table.columns)
+
+
+def numbers_differ(steps_table: pl.DataFrame) -> str | None:
+    """Say how the numbers of steps differ between ranks; null where they agree, as far as each rank was recorded."""
+    numbers = {
+        rank: set(steps) for rank, steps in steps_table.group_by("rank").agg(pl.col("step").drop_nulls()).iter_rows()
+    }
+    longest = max(numbers.values(), key=len, default=set[int]())
+    if all(steps <= longest for steps in numbers.values()):
+        return None
+    kinds: dict[str, list[int]] = {}
+    for rank in sorted(numbers):
+        steps = numbers[rank]
+        kinds.setdefault(f"{min(steps)} to {max(steps)}" if steps else "no number", []).append(rank)
+    told = "; ".join(
+        f"{span} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)}"
+        for span, ranks in kinds.items()
+    )
+    return f"step numbers differ between ranks: {told}"
+
+
+def turns(steps_table: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps with a column `turn`, equal for what ranks did together.
+
+    It is the number of the step where the ranks agree on numbers, else its place among the steps of its rank.
+    """
+    place = pl.col("start_ns").rank("ordinal").over("rank", "cycle").cast(pl.Int64) - 1
+    return steps_table.with_columns((place if numbers_differ(steps_table) else pl.col("step")).alias("turn"))
 
 
 def step_at(table: pl.DataFrame, steps_table: pl.DataFrame, time: str) -> pl.DataFrame:
