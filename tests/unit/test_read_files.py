@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from kineto import COMMON, document, span, write
+from polars.testing import assert_frame_equal
 
 import tracekit
 from tracekit.errors import InputError
@@ -94,21 +97,68 @@ def test_rank_comes_from_the_trace_then_the_name_then_the_order(tmp_path: Path) 
     }
 
 
-def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", COMMON, rank=0)
-    write(tmp_path / "b.json", COMMON, rank=0)
-    with pytest.raises(InputError, match="rank 0 is also in"):
-        tracekit.open(tmp_path)
-
-
-def test_the_newest_cycle_with_all_its_ranks_is_read(tmp_path: Path) -> None:
-    for name in (
-        "iteration_10/rank0_trace.json",
-        "iteration_10/rank1_trace.json",
-        "iteration_20/rank0_trace.json",
+def test_patterns_files_and_folders_together(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path / f"node{rank}" / f"rank{rank}.json", COMMON, rank=rank)
+    everything = [0, 1, 2]
+    for paths in (
+        tmp_path,
+        tmp_path / "node*",
+        str(tmp_path / "*" / "rank[0-2].json"),
+        [tmp_path / "node2", tmp_path / "node0" / "rank0.json", tmp_path / "node1"],
+        [tmp_path / "node*", tmp_path / "node0", tmp_path / "node0" / ".." / "node0" / "rank0.json"],
     ):
-        write(tmp_path / name, COMMON, rank=int(name[-12]))
-    assert tracekit.open(tmp_path).ranks.select("cycle", "rank").rows() == [(10, 0), (10, 1)]
+        run = tracekit.open(paths)
+        assert run.ranks["rank"].to_list() == everything
+        assert run.name == tmp_path.name
+    with pytest.raises(InputError, match="no file or folder matches"):
+        tracekit.open(tmp_path / "rank[7-9].json")
+    with pytest.raises(InputError, match="no path given"):
+        tracekit.open([])
+
+
+def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
+    path = write(tmp_path / "run[1]" / "rank0.json", COMMON)
+    assert tracekit.open(path.parent).ranks["file"].to_list() == [str(path)]
+
+
+def test_hidden_files_are_no_part_of_a_run(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", COMMON)
+    for name in ("._rank0.json", ".ipynb_checkpoints/rank0.json"):
+        write(tmp_path / name, COMMON)
+    assert tracekit.open(tmp_path).ranks.height == 1
+
+
+@pytest.mark.parametrize("kind", [None, ThreadPoolExecutor, ProcessPoolExecutor])
+def test_results_do_not_depend_on_the_executor(tmp_path: Path, kind: type[Executor] | None) -> None:
+    for rank in range(4):
+        write(tmp_path / f"rank{rank}.json", [*COMMON, span("op", 1300 + rank, -1)], rank=rank, world_size=5)
+    (tmp_path / "rank4.json").write_text("")
+    seen: list[tuple[int, int, str]] = []
+
+    def open_it(executor: Executor | None) -> tracekit.Run:
+        return tracekit.open(tmp_path, executor=executor, progress=lambda *told: seen.append(told))
+
+    one_by_one = tracekit.open(tmp_path, executor=Inline())
+    if kind is None:
+        run = open_it(None)
+    else:
+        options = {"mp_context": get_context("spawn")} if kind is ProcessPoolExecutor else {}
+        with kind(2, **options) as executor:
+            run = open_it(executor)
+    for table in ("events", "work", "repairs", "ranks"):
+        assert_frame_equal(getattr(run, table), getattr(one_by_one, table))
+    assert [(done, total) for done, total, _ in seen] == [(n, 5) for n in range(1, 6)]
+    assert {name for _, _, name in seen} == {f"rank{n}.json" for n in range(5)}
+
+
+class Inline(Executor):
+    """One file after the other."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 def test_impossible_durations_are_set_aside_and_counted(tmp_path: Path) -> None:

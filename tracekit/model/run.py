@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import polars as pl
 
 from tracekit.model import calls, collectives, memory, steps, work
 from tracekit.model.layers import Attribution
 from tracekit.read.manifest import Manifest, read_manifest
-from tracekit.read.traces import Traces, read_traces
+from tracekit.read.sources import expand
+from tracekit.read.traces import REPAIRS_SCHEMA, Progress, Traces, read_traces
 
 PathLike = str | os.PathLike[str]
 
@@ -27,12 +30,16 @@ class Run:
         self.manifest = manifest
         self.events: pl.DataFrame = traces.columns.events
         self._columns = traces.columns
-        self.repairs: pl.DataFrame = traces.repairs
         self._files: pl.DataFrame = traces.files
+        self._found: pl.DataFrame = traces.repairs
+        # By the manifest, else the traces; null where neither tells.
+        self.world_size: int | None = traces.world_size
+        self.missing_ranks: list[int] = traces.missing
 
     def __repr__(self) -> str:
         """Name, ranks and events."""
-        return f"<Run {self.name!r}: {self._files.height} ranks, {self.events.height} events>"
+        ranks = self._files["num_events"].count()
+        return f"<Run {self.name!r}: {ranks} ranks, {self.events.height} events>"
 
     @property
     def psi(self) -> int | None:
@@ -40,19 +47,26 @@ class Run:
         return self.manifest.psi if self.manifest else None
 
     @property
-    def world_size(self) -> int | None:
-        """How many ranks the run had, by its manifest or the traces; null where neither tells."""
-        return self.manifest.world_size if self.manifest else None
+    def cycles(self) -> list[int]:
+        """The cycles that were recorded; one of them was read."""
+        return self._files["cycle"].unique().sort().to_list()
 
     @cached_property
     def ranks(self) -> pl.DataFrame:
-        """The files of the run with what was found in each: RANKS_SCHEMA."""
+        """The files of the run with what was found in each; of other cycles than the one read, nothing was."""
         return _ranks(self._files, self.steps)
+
+    @cached_property
+    def repairs(self) -> pl.DataFrame:
+        """What was wrong with files or with the run as a whole, and what was done about it: REPAIRS_SCHEMA."""
+        note = steps.numbers_differ(self.steps)
+        rows = [{"what": note, "count": 1, "done": "steps are matched by order"}] if note else []
+        return pl.concat([self._found, pl.DataFrame(rows, schema=REPAIRS_SCHEMA)])
 
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
-        return steps.steps(self.events, self.manifest)
+        return steps.without_device_work(steps.steps(self.events, self.manifest), self._columns)
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -87,19 +101,51 @@ class Run:
         return Attribution(self.events, self.steps)
 
 
-def open_run(path: PathLike | Iterable[PathLike]) -> Run:
-    """Open a run: a folder with or without a manifest, one trace file, or several files of one run.
+def open_run(
+    path: PathLike | Iterable[PathLike],
+    *,
+    cache: bool = True,
+    executor: Executor | None = None,
+    cycle: int | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Open a run: a folder with or without a manifest, one trace file, a pattern, or several of these.
+
+    Of a run recorded in several cycles the newest complete one is read, unless `cycle` names another. Files are read
+    in `executor`, by default in a thread a core; `progress` is called with files done, files in all and a file's name.
+    With `cache`, what is decoded is kept beside the traces, or else in the user's cache folder, for the next time.
 
     Raises:
         InputError: nothing to read there, or a file is not a Kineto trace.
+        UsageError: there is no such cycle.
     """
-    paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(p) for p in path]
-    manifest = read_manifest(paths[0]) if len(paths) == 1 else None
-    return Run(_name(paths), paths, read_traces(paths, manifest), manifest)
+    given = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(p) for p in path]
+    paths = expand(given)
+    manifest = _manifest(paths)
+    traces = read_traces(paths, manifest, cycle=cycle, cache=cache, executor=executor, progress=progress)
+    return Run(_name(paths), given, traces, manifest)
 
 
 def _name(paths: list[Path]) -> str:
-    return paths[0].resolve().name if len(paths) == 1 else paths[0].resolve().parent.name
+    whole = [path.resolve() for path in paths]
+    return whole[0].name if len(whole) == 1 else Path(os.path.commonpath([p.parent for p in whole])).name
+
+
+def _manifest(paths: list[Path]) -> Manifest | None:
+    """The manifest of these folders and files, which lies in the run's folder or, of a cycle's file, one above it."""
+    found: dict[Path, Manifest] = {}
+    for path in paths:
+        folder = path.resolve() if path.is_dir() else path.resolve().parent
+        for place in (folder, folder.parent):
+            if place not in found and (manifest := read_manifest(place)):
+                found[place] = manifest
+            if place in found:
+                break
+    if not found:
+        return None
+    first, *others = found.values()
+    ranks = {info.rank: info for manifest in (*others, first) for info in manifest.ranks}
+    return msgspec.structs.replace(first, ranks=[ranks[rank] for rank in sorted(ranks)])
 
 
 def _ranks(files: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFrame:

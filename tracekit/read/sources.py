@@ -1,13 +1,16 @@
-"""Which files a run consists of, which rank and cycle each belongs to, and how we know.
+"""Which files a run consists of, and what their places tell of rank and cycle.
 
-Layouts read: one file; a folder of files; our own runs (``rank0.json.gz``, ``cycle1/rank0.json.gz``); torchtitan's
-``iteration_20/rank0_trace.json.gz``; TensorBoard's and HTA's flat folders.
+Layouts read: one file; a folder of files; a pattern; our own runs (``rank0.json.gz``, ``cycle1/rank0.json.gz``);
+torchtitan's ``iteration_20/rank0_trace.json.gz``; a folder a rank (``rank0/trace.json``); TensorBoard's and HTA's flat
+folders. Hidden files and folders, among them our cache, are no part of a run.
 """
 
 from __future__ import annotations
 
+import glob
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,65 +18,99 @@ from tracekit.errors import InputError
 
 MANIFEST_NAME = "manifest.json"
 
-_TRACE_NAME = re.compile(r"\.(json|gz|gzip)$", re.IGNORECASE)
+_TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_]?(\d+)(?!\d)", re.IGNORECASE)
-_CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|step)[-_]?(\d+)$", re.IGNORECASE)
+# The clearest word first: "worker0_rank3" is rank 3. More than six digits are a time or a process, not a rank.
+_RANK_IN_NAME = [
+    re.compile(rf"(?:^|[^a-z]){word}[-_=.]?(\d{{1,6}})(?![\d{after}])", re.IGNORECASE)
+    for word, after in (("rank", ""), ("worker", ""), ("r", "a-z"))
+]
+_RANK_IN_FOLDER = re.compile(r"^(?:rank|worker)[-_=]?(\d{1,6})$", re.IGNORECASE)
+_CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", re.IGNORECASE)
 
 
 class Source(NamedTuple):
-    """One trace file; `cycle` is the number its folder carries, else 0."""
+    """One trace file.
+
+    `cycle`: the number of its cycle, 0 where nothing tells; `rank_in_name`: with the part of the path it stands in,
+    `named_by` ("file name" or "folder name"); `given`: the user named this file, rather than a folder that holds it.
+    """
 
     path: Path
-    cycle: int
-    rank_in_name: int | None
+    cycle: int = 0
+    rank_in_name: int | None = None
+    named_by: str | None = None
+    given: bool = False
 
 
-class Ranked(NamedTuple):
-    """The rank of one file and where it was found: "distributedInfo", "file name" or "order"."""
+def expand(paths: Iterable[Path]) -> list[Path]:
+    """Return these paths, patterns such as ``run/iteration_*/rank0*.gz`` replaced by what they match.
 
-    rank: int
-    rank_from: str
+    Raises:
+        InputError: no path is given, or a pattern matches nothing.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.exists() or not glob.has_magic(str(path)):
+            found.append(path)
+            continue
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - the pattern may be absolute
+        if not matches:
+            raise InputError(f"{path}: no file or folder matches this pattern; give a trace file or a run folder")
+        found.extend(map(Path, matches))
+    if not found:
+        raise InputError("no path given; give a trace file or a run folder")
+    return found
 
 
 def find_sources(paths: Iterable[Path]) -> list[Source]:
-    """Return the trace files below these files and folders, ordered by cycle, rank and name.
+    """Return the trace files below these files and folders, each once, ordered by cycle, rank and name.
 
     Raises:
         InputError: a path does not exist, or a folder holds no trace.
     """
-    sources = [_source(file) for path in paths for file in _files(path)]
-    return sorted(sources, key=lambda s: (s.cycle, -1 if s.rank_in_name is None else s.rank_in_name, str(s.path)))
+    by_file: dict[Path, Source] = {}
+    for path in paths:
+        for source in _below(path):
+            by_file.setdefault(source.path.resolve(), source)
+    return sorted(by_file.values(), key=in_order)
 
 
-def assign_ranks(told: Sequence[int | None], in_names: Sequence[int | None]) -> list[Ranked]:
-    """Return a rank for each file of one cycle: what the traces tell, else what their names say, else their order."""
-    if told and None not in told:
-        return [Ranked(r, "distributedInfo") for r in told if r is not None]
-    merged = [t if t is not None else n for t, n in zip(told, in_names, strict=True)]
-    if None not in merged:
-        return [
-            Ranked(m, "distributedInfo" if t is not None else "file name")
-            for m, t in zip(merged, told, strict=True)
-            if m is not None
-        ]
-    return [Ranked(i, "order") for i in range(len(told))]
+def in_order(source: Source) -> tuple[int, int, str]:
+    """Sort key: cycle, rank, name."""
+    return (source.cycle, -1 if source.rank_in_name is None else source.rank_in_name, str(source.path))
 
 
-def _files(path: Path) -> list[Path]:
+def _below(path: Path) -> Iterator[Source]:
     if path.is_file():
-        return [path]
+        yield _source(path, [path.absolute().parent.name], given=True)
+        return
     if not path.is_dir():
         raise InputError(f"{path}: no such file or folder; give a trace file or a run folder")
-    files = [
-        f for f in path.rglob("*") if _TRACE_NAME.search(f.name) and not _NOT_TRACES.search(f.name) and f.is_file()
-    ]
+    files = list(_walk(path))
     if not files:
         raise InputError(f"{path}: no trace in this folder (looked for *.json and *.json.gz); give a run folder")
-    return files
+    for file in files:
+        yield _source(file, [path.resolve().name, *file.parent.relative_to(path).parts], given=False)
 
 
-def _source(path: Path) -> Source:
-    rank = _RANK_IN_NAME.search(path.name)
-    cycle = _CYCLE_IN_FOLDER.match(path.parent.name)
-    return Source(path, int(cycle[1]) if cycle else 0, int(rank[1]) if rank else None)
+def _walk(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        for name in files:
+            is_trace = _TRACE_NAME.search(name) and not _NOT_TRACES.search(name) and not name.startswith(".")
+            if is_trace and (file := Path(place, name)).is_file():
+                yield file
+
+
+def _source(path: Path, folders: list[str], *, given: bool) -> Source:
+    cycle = _nearest(_CYCLE_IN_FOLDER, folders) or 0
+    rank = next((int(m[1]) for pattern in _RANK_IN_NAME if (m := pattern.search(path.name))), None)
+    if rank is not None:
+        return Source(path, cycle, rank, "file name", given)
+    rank = _nearest(_RANK_IN_FOLDER, folders)
+    return Source(path, cycle, rank, None if rank is None else "folder name", given)
+
+
+def _nearest(pattern: re.Pattern[str], folders: list[str]) -> int | None:
+    return next((int(m[1]) for folder in reversed(folders) if (m := pattern.match(folder))), None)
