@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tracekit import __version__
-from tracekit.cli import demo, predict, record, report, show, view
+from tracekit.cli import demo, plan, predict, record, report, show, view
 from tracekit.errors import TracekitError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def tracekit(
     """
 
 
-for module in (demo, record, report, show, predict, view):
+for module in (demo, record, report, show, plan, predict, view):
     module.add_to(app)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit.plan.memory import MEMORY_SCHEMA, memory
 from tracekit.plan.schema import PASSES, PLAN_SCHEMA, TERMS_SCHEMA, plan_frame
 from tracekit.plan.shares import terms_frame, totals
 from tracekit.plan.strategies import STRATEGIES
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
 
     from tracekit.read.manifest import Manifest
 
-__all__ = ["PASSES", "PLAN_SCHEMA", "STRATEGIES", "TERMS_SCHEMA", "plan", "terms", "terms_by_place"]
+__all__ = [
+    "MEMORY_SCHEMA",
+    "PASSES",
+    "PLAN_SCHEMA",
+    "STRATEGIES",
+    "TERMS_SCHEMA",
+    "memory",
+    "plan",
+    "terms",
+    "terms_by_place",
+]
 
 
 def plan(manifest: Manifest | None) -> pl.DataFrame:

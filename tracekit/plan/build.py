@@ -7,11 +7,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from tracekit.errors import InputError, UsageError
 from tracekit.plan.inputs import SHARD
-from tracekit.read.manifest import Axis, Manifest, Parameter, Precision, Unit
+from tracekit.read.manifest import Axis, Buffer, Manifest, Parameter, Precision, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +47,7 @@ def manifest(
     reshard: bool | int | None = None,
     units: Sequence[Unit] | None = None,
     options: Mapping[str, Any] | None = None,
+    buffers: Sequence[Buffer] = (),
 ) -> Manifest:
     """What a recorder would have written of such a run, as far as a plan needs it."""
     own = [parameter for parameter in parameters if parameter.tied_to is None]
@@ -64,6 +63,7 @@ def manifest(
         precision=precision or Precision(),
         micro_batches=micro_batches,
         parameters=list(parameters),
+        buffers=list(buffers),
         units=list(units) if units is not None else [Unit(name, reshard) for name in (*blocks, "")],
     )
 
@@ -77,6 +77,12 @@ def model_parameters(size: Size, dtype: str = "float32") -> list[Parameter]:
         parameter(name, shape, dtype, tied_to=first if size.tied and name == "output.weight" else None)
         for name, shape in parameter_shapes(size)
     ]
+
+
+def model_buffers(size: Size) -> list[Buffer]:
+    """The buffers of that decoder: the table of its rotary embedding."""
+    shape = [2, size.max_seq_len, size.dim // size.heads]
+    return [Buffer("rope", shape, "float32", math.prod(shape))]
 
 
 def parameter(name: str, shape: Sequence[int], dtype: str, *, tied_to: str | None = None) -> Parameter:
@@ -110,13 +116,6 @@ def parameters_from(path: Path) -> list[Parameter]:
         return msgspec.json.decode(data, type=Manifest).parameters
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a manifest that tracekit wrote ({error}); give another file") from None
-
-
-def with_axes(expected: Manifest, mesh: Mapping[str, int]) -> Manifest:
-    """The same run on another mesh."""
-    return replace(
-        expected, mesh=[Axis(axis, size) for axis, size in mesh.items()], world_size=math.prod(mesh.values())
-    )
 
 
 def mesh_of(parts: Iterable[str]) -> dict[str, int]:

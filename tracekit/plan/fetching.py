@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tracekit.read.manifest import Parameter
 
@@ -55,13 +55,18 @@ def visits(forward: Sequence[Parameter]) -> list[Visit]:
 
 def fetches(order: Sequence[Visit], limits: Limits) -> list[Fetch]:
     """The gathers of one forward and backward, in their order; small ones that persist never need one."""
+    return [fetch for gathered, _ in played(order, limits) for fetch in gathered]
+
+
+def played(order: Sequence[Visit], limits: Limits) -> Iterator[tuple[list[Fetch], int]]:
+    """Step by step, what is gathered on entering a module, and how many elements are there before it is left."""
     queue = deque((parameter, step) for step, visit in enumerate(order) for parameter in visit.parameters)
     numels = {parameter.name: parameter.numel for visit in order for parameter in visit.parameters}
     persistent = {name for name, numel in numels.items() if numel < limits.persistence}
     there, last_seen = set(persistent), dict.fromkeys(numels, -1)
-    done: list[Fetch] = []
     live = 0
     for step, visit in enumerate(order):
+        done: list[Fetch] = []
         needed = [parameter for parameter in visit.parameters if parameter.name not in there]
         live += _gather(done, visit, needed, there)
         fresh = {parameter.name for parameter in visit.parameters if last_seen[parameter.name] < step}
@@ -79,13 +84,13 @@ def fetches(order: Sequence[Visit], limits: Limits) -> list[Fetch]:
                 ahead.append(parameter)
                 numel += parameter.numel
         live += _gather(done, visit, ahead, there)
+        yield done, live
         for parameter in visit.parameters:
             passed_over = last_seen[parameter.name] > step + 1
             if parameter.name in persistent or passed_over or _reused(order[step + 1 :], parameter, limits.reuse):
                 continue
             there.discard(parameter.name)
             live -= parameter.numel
-    return done
 
 
 def _entered(leaves: Iterable[str], own: dict[str, list[Parameter]], phase: str) -> list[Visit]:

@@ -80,11 +80,27 @@ def absent(manifest: Manifest, *, keep_gathered: bool = False) -> Iterator[Term]
 def flat_numel(manifest: Manifest, parameters: list[Parameter]) -> int:
     """Elements of the flat parameter that holds these, alignment and padding to the ranks included."""
     ranks = axis_size(manifest)
+    end = max(end for _, end, _ in _laid_out(manifest, parameters))
+    return -(-end // ranks) * ranks
+
+
+def local_pieces(manifest: Manifest, parameters: list[Parameter], rank: int) -> list[tuple[int, Parameter]]:
+    """Elements of each parameter that lie in a rank's shard of the flat one; those with none are left out."""
+    shard = flat_numel(manifest, parameters) // axis_size(manifest)
+    pieces = [
+        (min(end, (rank + 1) * shard) - max(start, rank * shard), parameter)
+        for start, end, parameter in _laid_out(manifest, parameters)
+    ]
+    return [(numel, parameter) for numel, parameter in pieces if numel > 0]
+
+
+def _laid_out(manifest: Manifest, parameters: list[Parameter]) -> Iterator[tuple[int, int, Parameter]]:
     aligned = _ALIGNMENT_BYTES // item_size(gather_dtype(manifest, parameters[0]))
     end = 0
     for parameter in parameters:
-        end = -(-end // aligned) * aligned + parameter.numel
-    return -(-end // ranks) * ranks
+        start = -(-end // aligned) * aligned
+        end = start + parameter.numel
+        yield start, end, parameter
 
 
 def _gather(manifest: Manifest, place: tuple[str, str, int], parameters: list[Parameter]) -> Call:

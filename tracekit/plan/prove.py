@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from runners.sizes import Size
+    from tracekit.read.manifest import Manifest
 
 PROVABLE = ("fsdp2", "zero2-fsdp2", "hsdp", "fsdp2-tp")
 
@@ -52,6 +53,30 @@ def prove(strategy: str, size: Size, mesh: Mapping[str, int], args: Sequence[str
             runner.step(tokens)
         del model
     return plan_frame(record.calls)
+
+
+def arguments(manifest: Manifest, model: str) -> list[str]:
+    """The runner's options that make the run of this manifest."""
+    sizes = {axis.axis: axis.size for axis in manifest.mesh}
+    precision = manifest.precision
+    args = ["--model", model, "--micro-batches", str(manifest.micro_batches)]
+    for flag, value in (("--param-dtype", precision.param_dtype), ("--reduce-dtype", precision.reduce_dtype)):
+        args += [flag, value] if value is not None else []
+    if manifest.strategy in ("fsdp2", "hsdp", "fsdp2-tp"):
+        for unit in manifest.units:
+            setting = {None: "default", True: "true", False: "false"}.get(unit.reshard_after_forward)
+            if setting != "default":
+                args += ["--reshard", f"{unit.name or 'root'}={setting or unit.reshard_after_forward}"]
+    args += ["--dp-replicate", str(sizes["dp_replicate"])] if manifest.strategy == "hsdp" else []
+    args += ["--tp", str(sizes["tp"])] if manifest.strategy == "fsdp2-tp" else []
+    for name, value in manifest.options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            default = name in ("sync_every_micro_batch", "all_reduce_every_micro_batch")
+            args += [f"--{'' if value else 'no-'}{flag}"] if value is not default else []
+        elif value is not None:
+            args += [f"--{flag}", str(value)]
+    return args
 
 
 def differences(planned: pl.DataFrame, proved: pl.DataFrame) -> pl.DataFrame:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from tracekit.plan import shares as named
 from tracekit.plan import zero2
 from tracekit.plan.buckets import bucket_layer, gradients
-from tracekit.plan.fetching import Limits, fetches, visits
+from tracekit.plan.fetching import Limits, fetches, played, visits
 from tracekit.plan.inputs import SHARD, axis_size, option, own_parameters, total, trainable
 from tracekit.plan.schema import Call, Term, item_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracekit.plan.fetching import Fetch
+    from tracekit.plan.fetching import Fetch, Visit
     from tracekit.read.manifest import Manifest, Parameter
 
 PREFETCH_NUMEL, REUSE_NUMEL, LIVE_NUMEL, PERSISTENCE_NUMEL = 50_000_000, 10**9, 10**9, 100_000
@@ -49,7 +49,7 @@ def absent(manifest: Manifest) -> Iterator[Term]:
     for fetch in _fetches(manifest):
         for parameter in fetch.parameters:
             times[parameter.name] = times.get(parameter.name, 0) + 1
-    for parameter in _persistent(manifest):
+    for parameter in persistent(manifest):
         times[parameter.name] = times.get(parameter.name, 0) + 1
     sent = {parameter.name for parameter in gradients(manifest)}
     for parameter in own_parameters(manifest):
@@ -67,6 +67,12 @@ def padded(parameter: Parameter, ranks: int) -> int:
     return -(-parameter.numel // ranks) * ranks
 
 
+def peak_numel(manifest: Manifest) -> int:
+    """The most elements that are gathered at once, beside those that stay so."""
+    order, limits = _order(manifest)
+    return max((live for _, live in played(order, limits)), default=0) if axis_size(manifest) > 1 else 0
+
+
 def _limits(manifest: Manifest) -> Limits:
     names = ("prefetch_bucket_size", "max_reuse_distance", "max_live_parameters", "param_persistence_threshold")
     defaults = (PREFETCH_NUMEL, REUSE_NUMEL, LIVE_NUMEL, PERSISTENCE_NUMEL)
@@ -75,6 +81,11 @@ def _limits(manifest: Manifest) -> Limits:
 
 
 def _fetches(manifest: Manifest) -> list[Fetch]:
+    return fetches(*_order(manifest)) if axis_size(manifest) > 1 else []
+
+
+def _order(manifest: Manifest) -> tuple[list[Visit], Limits]:
+    """The modules of forward and backward, and the settings."""
     used = own_parameters(manifest)
     if manifest.grad_order:
         place = {name: index for index, name in enumerate(manifest.grad_order)}
@@ -83,7 +94,7 @@ def _fetches(manifest: Manifest) -> list[Fetch]:
         # Modules run in the reverse of the order in which their gradients are ready; without gradients, as registered.
         if all(module in known for module in modules):
             used = sorted(used, key=lambda parameter: -known[parameter.name.rpartition(".")[0]])
-    return fetches(visits(used), _limits(manifest)) if axis_size(manifest) > 1 else []
+    return visits(used), _limits(manifest)
 
 
 def _gather(manifest: Manifest, fetch: Fetch, micro_batch: int, seen: dict[str, int]) -> Call:
@@ -115,7 +126,8 @@ def _reductions(manifest: Manifest, micro_batch: int) -> Iterator[Call]:
         yield Call(*place, numel, out, own, own * size, term=term, rest=named.ALIGNMENT)
 
 
-def _persistent(manifest: Manifest) -> list[Parameter]:
+def persistent(manifest: Manifest) -> list[Parameter]:
+    """Parameters that are so small that they stay gathered."""
     limit = _limits(manifest).persistence
     kept = [parameter for parameter in own_parameters(manifest) if parameter.numel < limit]
     return kept if axis_size(manifest) > 1 else []
@@ -128,7 +140,7 @@ def _step(manifest: Manifest) -> Iterator[Call]:
         if dtype == "float16":
             yield Call(*place, "all_reduce", SHARD, ranks, "uint8", 1, 1, term=named.OVERFLOW)
         yield Call(*place, "all_reduce", SHARD, ranks, "float64", 1, 1, term=named.NORM)
-    for parameter in _persistent(manifest):
+    for parameter in persistent(manifest):
         numel = padded(parameter, ranks)
         own = (numel // ranks, numel, parameter.numel)
         yield Call(*place, "all_gather", SHARD, ranks, dtype, *own, rest=named.ALIGNMENT)
