@@ -13,6 +13,7 @@ from kineto import document, span, write
 from polars.testing import assert_frame_equal
 
 import tracekit
+from tracekit import cli
 from tracekit.read import cache
 from tracekit.read.cache import FOLDER, MIN_EVENTS, read_file
 from tracekit.read.decode import Decoded, decode
@@ -238,3 +239,16 @@ def test_the_digest_sees_every_byte(tmp_path: Path) -> None:
     # Also chunks that changed places.
     path.write_bytes(text[2**18 : 2**19] + text[: 2**18] + text[2**19 :])
     assert len({*digests, cache._digest(path)}) == 6
+
+
+def test_the_commands_take_cycle_and_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for cycle in (10, 20):
+        write(tmp_path / f"iteration_{cycle}" / "rank0.json", EVENTS, rank=0)
+    for cycle in (10, 20):
+        assert cli.run(["show", "steps", str(tmp_path), "--cycle", str(cycle), "--no-cache", "-f", "json"]) == 0
+        assert {row["cycle"] for row in json.loads(capsys.readouterr().out)["rows"]} == {cycle}
+    assert not list(tmp_path.rglob(FOLDER))
+    assert cli.run(["show", "steps", str(tmp_path)]) == 0
+    assert [f.parent.name for f in tmp_path.rglob(FOLDER)] == ["iteration_20"]
+    assert cli.run(["show", "steps", str(tmp_path), "--cycle", "5"]) == 2
+    assert "cycle 5 is not in this run, which has the cycles 10, 20" in capsys.readouterr().err

@@ -30,6 +30,22 @@ def say_now(line: str) -> None:
 
 
 @contextmanager
+def reading() -> Generator[Callable[[int, int, str], None] | None]:
+    """What `tracekit.open` takes as its progress: on a terminal a bar that goes away in the end, otherwise nothing."""
+    screen = console(sys.stderr)
+    if not screen.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    # File names are data, not markup.
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=f"read {name}")
+
+
+@contextmanager
 def progress(what: str) -> Generator[Callable[[str], None]]:
     """A function that tells how far the work is: beside a spinner on a terminal, as lines on stderr otherwise."""
     screen = console(sys.stderr)

@@ -34,6 +34,11 @@ OutputOption = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="Write to a file; - is stdout.", show_default=False),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
+NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor keep what was decoded of the traces.")]
+CycleOption = Annotated[
+    int | None,
+    typer.Option(min=0, help="Of several recorded cycles, this one; default: newest complete.", show_default=False),
+]
 RunArgument = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="A run's folder, or trace files.", show_default=False)
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekit.cli.options import ForceOption, RunArgument
+from tracekit.cli.options import CycleOption, ForceOption, NoCacheOption, RunArgument
 
 if TYPE_CHECKING:
     from analysis.report import ReportPaths
@@ -28,6 +28,8 @@ def command(
         "out/report"
     ),
     force: ForceOption = False,
+    cycle: CycleOption = None,
+    no_cache: NoCacheOption = False,
 ) -> None:
     """Write the dashboard (report.html), its numbers (report.json) and a Perfetto trace (trace.pftrace).
 
@@ -41,7 +43,7 @@ def command(
         opened = []
         for path in runs:
             tell(f"reading {path}")
-            opened.append(tracekit.open(path))
+            opened.append(tracekit.open(path, cache=not no_cache, cycle=cycle))
         tell(f"writing {output}")
         paths = write_report(opened, output, force=force)
     tell_report(paths)

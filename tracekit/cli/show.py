@@ -8,9 +8,11 @@ import typer
 
 from tracekit.cli import catalogue
 from tracekit.cli.options import (
+    CycleOption,
     ForceOption,
     Format,
     FormatOption,
+    NoCacheOption,
     OutputOption,
     RunArgument,
     integers,
@@ -49,6 +51,8 @@ def command(
     form: FormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
+    cycle: CycleOption = None,
+    no_cache: NoCacheOption = False,
 ) -> None:
     """Print a table of a run."""
     entry = catalogue.find(table)
@@ -56,9 +60,11 @@ def command(
     ranks = integers(rank, "--rank") if rank else []
     import tracekit
     from tracekit.cli import output as out
+    from tracekit.cli.console import reading
     from tracekit.cli.rows import chosen, only, ordered
 
-    run = tracekit.open(runs)
+    with reading() as tell:
+        run = tracekit.open(runs, cache=not no_cache, cycle=cycle, progress=tell)
     frame = catalogue.make(entry, run, names(by))
     frame = ordered(only(only(frame, "step", steps), "rank", ranks), sort)
     if limit is None and pick_format(form, output) is Format.TABLE:

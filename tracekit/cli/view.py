@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekit.cli.options import CycleOption, NoCacheOption
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -29,6 +31,8 @@ def command(
         Path, typer.Argument(metavar="PATH", help="A run, a report's folder, or a .pftrace file.", show_default=False)
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
+    cycle: CycleOption = None,
+    no_cache: NoCacheOption = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on it.")] = True,
 ) -> None:
     """Open a run in a Perfetto UI that is served on this machine and needs no network."""
@@ -36,12 +40,12 @@ def command(
     from tracekit.export.viewer import ui_folder, view
 
     ui_folder()  # says so before the trace is made where the UI is missing
-    with perfetto_trace(path) as trace:
+    with perfetto_trace(path, cycle=cycle, cache=not no_cache) as trace:
         view(trace, port=port, browser=browser, say=say_now)
 
 
 @contextmanager
-def perfetto_trace(path: Path) -> Generator[Path]:
+def perfetto_trace(path: Path, *, cycle: int | None = None, cache: bool = True) -> Generator[Path]:
     """The path's Perfetto trace: the file itself, a report's, or one made of the run while the block lasts."""
     if path.suffix == TRACE_SUFFIX:
         yield path
@@ -51,9 +55,11 @@ def perfetto_trace(path: Path) -> Generator[Path]:
         yield in_report
         return
     import tracekit
+    from tracekit.cli.console import reading
     from tracekit.export.perfetto import write_trace
 
-    run = tracekit.open(path)
+    with reading() as tell:
+        run = tracekit.open(path, cache=cache, cycle=cycle, progress=tell)
     with TemporaryDirectory(prefix="tracekit-") as folder:
         made = Path(folder) / f"trace{TRACE_SUFFIX}"
         write_trace([run], made)
