@@ -24,16 +24,17 @@ def facts(run: Run) -> dict[str, Any]:
     and how often.
     """
     known = run.collectives["payload_bytes"].count()
+    ranks = run.ranks.drop_nulls("num_events")  # the files of other cycles were not read
     return {
         **_from_manifest(run),
         "psi": run.psi,
-        "num_ranks": run.ranks["rank"].n_unique(),
+        "num_ranks": ranks["rank"].n_unique(),
         "num_steps": run.steps.select("cycle", "step").drop_nulls().unique().height,
-        "num_events": int(run.ranks["num_events"].sum()),
+        "num_events": int(ranks["num_events"].sum()),
         "coverage": {"bytes_known": known, "collectives": run.collectives.height},
         "repairs": run.repairs.height,
         "guesses": {
-            "rank_from": _counts(run.ranks, "rank_from"),
+            "rank_from": _counts(ranks, "rank_from"),
             "kind_from": _counts(run.collectives, "kind_from"),
             "bytes_from": _counts(run.collectives, "bytes_from"),
             "step_linked_by": _counts(run.work, "linked_by"),

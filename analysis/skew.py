@@ -143,7 +143,7 @@ def _ends(run: Run) -> pl.DataFrame:
 
 
 def _with_host(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
-    hosts = run.ranks.select("rank", "host").unique("rank")
+    hosts = run.ranks.drop_nulls("num_events").select("rank", "host").unique("rank")
     own = pl.format("rank {}", "rank")
     return rows.join(hosts, on="rank", how="left", maintain_order="left").with_columns(
         pl.coalesce("host", own).alias("host")
