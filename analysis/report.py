@@ -44,6 +44,7 @@ TABLES = {
     "bandwidth": "analysis.bandwidth.bandwidth",
     "groups": "analysis.groups.groups",
     "together": "analysis.groups.together",
+    "unknown": "analysis.unknown.unknown",
     "volume": "analysis.volume.volume",
     "totals": "analysis.volume.totals",
     "ledger": "analysis.ledger.ledger",

@@ -320,5 +320,10 @@ _SECTIONS: list[tuple[Any, ...]] = [
         },
     ),
 ]
-_FILES = {"ranks": "Files and ranks", "repairs": "Repairs", "collectives": "Every collective"}
+_FILES = {
+    "ranks": "Files and ranks",
+    "repairs": "Repairs",
+    "unknown": "Guesses and unknown rows",
+    "collectives": "Every collective",
+}
 _OPEN = frozenset({"hta-breakdown"})

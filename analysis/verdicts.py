@@ -135,7 +135,7 @@ def _hidden(run: Run) -> str:
     table = _complete(run, overlap.overlap(run, by=["rank", "step"]))
     comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
     if not comm:
-        return "none of it was seen running"
+        return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
     return f"{100 * hidden / comm:.0f} % of its time was hidden under compute"
 
 

@@ -103,6 +103,11 @@ def test_another_profilers_file_is_refused_in_one_sentence() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_nccl_calls_without_a_recorded_device_are_issued_and_never_ran() -> None:
+    run = tracekit.open(CORPUS / "rank-not-found.json.gz")
+    assert (run.work.height, run.collectives.height, run.collectives["dur_ns"].null_count()) == (0, 6, 6)
+
+
 TRACES = [
     "cuda-event-sync.json.gz",
     "gpu-user-annotation.json.gz",
@@ -110,7 +115,6 @@ TRACES = [
     "h100-memory-modules.json.gz",
     "hip-graph-replay.json.gz",
     "list-at-top-level-2021.pt.trace.json.gz",
-    "rank-not-found.json.gz",
     "triton-rocm-small.json.gz",
 ]
 

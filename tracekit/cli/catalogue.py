@@ -48,6 +48,7 @@ TABLES = (
     Table("together", "analysis.groups.together", "which axes or groups communicate at the same time"),
     Table("blame", "analysis.blame.blame", "why each exposed nanosecond was exposed, and which knob changes it"),
     Table("bound", "analysis.blame.bound", "how short each step could be if all that can overlap did"),
+    Table("unknown", "analysis.unknown.unknown", "device rows of unknown kind, and collectives known by name alone"),
     Table("memory", "analysis.memory.timeline", "memory over time, by category"),
     Table("peak", "analysis.memory.peak", "what memory held at its highest"),
     Table("floor", "analysis.memory.floor", "what a device must hold at least, beside what it held"),

@@ -11,6 +11,7 @@ from tracekit.model.calls import first_numel
 from tracekit.model.layers import Attribution
 from tracekit.model.matching import with_matches, with_waits
 from tracekit.model.mesh import with_axes
+from tracekit.model.patterns import kind_by_name
 from tracekit.model.steps import step_at
 from tracekit.read.manifest import Manifest
 
@@ -105,7 +106,7 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     called = calls.rename({"start_ns": "called_ns", "index": "call_index"}).drop("pid", "tid", "end_ns", "external_ids")
     rows = called.join(ran, on=[*_RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
     by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
-    by_name = pl.col("name").map_elements(names.kind_of, return_dtype=pl.String)
+    by_name = pl.col("name").map_elements(kind_by_name, return_dtype=pl.String)
     is_span = pl.col("name").str.contains(names.BACKEND_SPAN)
     span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
     span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(names.dtype_of, return_dtype=pl.String)

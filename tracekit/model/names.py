@@ -20,6 +20,7 @@ CALL_OR_WAIT = r"c10d|^record_param_comms|wait"
 STEP_MARK = r"^ProfilerStep#(\d+)$"
 
 # -- collectives ---------------------------------------------------------------------------------------------------
+NCCL_ANNOTATION = "nccl:"
 CALL_PREFIXES = ("c10d::", "nccl:", "record_param_comms")
 BACKEND_SPAN = r"^(gloo|mpi|ucc|xccl):"
 

@@ -8,6 +8,7 @@ from tracekit.model import names
 from tracekit.model.backend import match_spans
 from tracekit.model.layers import Attribution
 from tracekit.model.operators import own_time
+from tracekit.model.patterns import patterns
 from tracekit.model.steps import step_at
 from tracekit.read.columns import Columns
 
@@ -39,8 +40,10 @@ def work(columns: Columns, calls: pl.DataFrame, steps: pl.DataFrame, attribution
     """Return WORK_SCHEMA for what was read."""
     events = columns.events
     device = _device_rows(columns, calls)
-    # A trace without device rows is a CPU run: there the operators are the work.
-    on_gpu = device.select(_RUN).unique()
+    # A trace without device rows is a CPU run, and its operators are the work; unless it calls NCCL: then its device
+    # was not recorded, and what the CPU did there is no measure of anything.
+    calls_nccl = events.filter(pl.col("name").str.starts_with(names.NCCL_ANNOTATION))
+    on_gpu = pl.concat([device.select(_RUN), calls_nccl.select(_RUN)]).unique()
     rows = pl.concat(
         [device, _backend_spans(columns, calls), _cpu_operators(events.join(on_gpu, on=_RUN, how="anti"))],
         how="diagonal",
@@ -71,7 +74,7 @@ def _device_rows(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
     is_comm = (
         pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
         | pl.col("linked_by_args")
-        | (pl.col("name").str.contains(names.COMM_KERNEL) & ~_category().is_in(names.COPIES))
+        | (pl.col("name").str.contains(_communication()) & ~_category().is_in(names.COPIES))
         | (pl.col("name").str.contains(names.PEER_COPY) & pl.col("call").is_not_null())
     )
     kind = (
@@ -87,6 +90,11 @@ def _device_rows(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
         pl.format("cuda:{}", number).fill_null("cuda").alias("device"),
         pl.format("stream {}", pl.coalesce("stream", "tid")).fill_null("stream ?").alias("lane"),
     )
+
+
+def _communication() -> str:
+    """Names of communication kernels: ours, and those that the user added."""
+    return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns())])
 
 
 def _link_launches(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:

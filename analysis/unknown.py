@@ -1,0 +1,45 @@
+"""What the model could not name: device rows of unknown kind, and collectives that were guessed from a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+SCHEMA = pl.Schema(
+    {
+        "what": pl.String,
+        "name": pl.String,
+        "num_rows": pl.Int64,
+        "dur_ns": pl.Int64,
+        "share": pl.Float64,
+    }
+)
+
+
+def unknown(run: Run) -> pl.DataFrame:
+    """Rows that rest on no metadata, by name, longest first: SCHEMA.
+
+    `what`: "device row of unknown kind" (class other on an accelerator: it counts neither as compute nor as
+    communication), or "collective known by its name alone". `dur_ns` is a sum over rows; `share` is that of the summed
+    duration of all device work. A pattern for a name can be added in tracekit-patterns.toml (see model/patterns.py).
+    """
+    work = run.work.filter(pl.col("device") != "cpu")
+    total = work["dur_ns"].sum()
+    guessed = run.collectives.filter(pl.col("kind_from").is_null() | (pl.col("kind_from") == "name"))
+    named = guessed.join(work.select("rank", "cycle", "index", "name"), on=["rank", "cycle", "index"], how="inner")
+    parts = {
+        "device row of unknown kind": work.filter(pl.col("class") == "other").select("name", "dur_ns"),
+        "collective known by its name alone": named.select("name", "dur_ns"),
+    }
+    rows = pl.concat([frame.with_columns(pl.lit(what).alias("what")) for what, frame in parts.items()])
+    return (
+        rows.group_by("what", "name")
+        .agg(pl.len().alias("num_rows"), pl.col("dur_ns").sum())
+        .with_columns((pl.col("dur_ns") / total if total else pl.lit(None, pl.Float64)).alias("share"))
+        .sort("dur_ns", "what", "name", descending=[True, False, False])
+        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
