@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import UsageError
 
@@ -77,8 +77,8 @@ def suggestion(name: str, known: Sequence[str] | dict[str, Table]) -> str:
     return f"did you mean {near[0]}? ({listed})" if near else listed
 
 
-def make(table: Table, run: Run, by: Sequence[str] = ()) -> pl.DataFrame:
-    """The table of the run, grouped by the columns `by` where it can be.
+def make(table: Table, run: Run, by: Sequence[str] = (), **more: Any) -> pl.DataFrame:
+    """The table of the run, grouped by the columns `by` where it can be; `more` are arguments of its own.
 
     Raises:
         UsageError: it cannot be grouped.
@@ -90,4 +90,4 @@ def make(table: Table, run: Run, by: Sequence[str] = ()) -> pl.DataFrame:
     if home == "run":
         return getattr(run, attribute)
     function = getattr(import_module(home), attribute)
-    return function(run, by=tuple(by)) if by else function(run)
+    return function(run, by=tuple(by), **more) if by else function(run, **more)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from tracekit.cli import catalogue
+from tracekit.cli.expected import (
+    ParamsOption,
+    PartialOption,
+    PlanOption,
+    StrategyOption,
+    SumOption,
+    ledger_arguments,
+)
 from tracekit.cli.options import (
     CycleOption,
     ForceOption,
@@ -53,6 +62,11 @@ def command(
     force: ForceOption = False,
     cycle: CycleOption = None,
     no_cache: NoCacheOption = False,
+    strategy: StrategyOption = "",
+    params: ParamsOption = "",
+    planned: PlanOption = None,
+    partial: PartialOption = False,
+    summed: SumOption = False,
 ) -> None:
     """Print a table of a run."""
     entry = catalogue.find(table)
@@ -65,7 +79,10 @@ def command(
 
     with reading() as tell:
         run = tracekit.open(runs, cache=not no_cache, cycle=cycle, progress=tell)
-    frame = catalogue.make(entry, run, names(by))
+    more, unknown = ledger_arguments(entry.name, run, strategy, params, planned, partial=partial, summed=summed)
+    for sentence in unknown:
+        print(f"{entry.name}: {sentence}", file=sys.stderr)
+    frame = catalogue.make(entry, run, names(by), **more)
     frame = ordered(only(only(frame, "step", steps), "rank", ranks), sort)
     if limit is None and pick_format(form, output) is Format.TABLE:
         limit = _ROWS_FOR_PEOPLE

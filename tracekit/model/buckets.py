@@ -31,7 +31,7 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
     candidates = collectives.filter(pl.col("kind").is_in(_GRADIENT_KINDS), pl.col("in_numel") > 1)
     found: dict[int, str] = {}
     for group in candidates.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
-        spans = _bucket_spans(group["in_numel"].to_list(), gradients)
+        spans = _bucket_spans(group["in_numel"].to_list(), gradients, parts=set(group["kind"]) == {"reduce"})
         found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
     return _claimed(collectives, found)
 
@@ -80,11 +80,19 @@ def _claimed(collectives: pl.DataFrame, found: dict[int, str], phase: str | None
     )
 
 
-def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]]) -> list[str] | None:
-    """Return the layer span of each bucket, or null unless they are whole passes over the gradients."""
+def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]], *, parts: bool = False) -> list[str] | None:
+    """Return the layer span of each bucket, or null unless they are whole passes over the gradients.
+
+    With `parts` a bucket may be sent in several calls, one to each owner of a part; all of them get its span.
+    """
     spans: list[str] = []
-    position = 0
-    for bucket in buckets:
+    position = waiting = 0
+    for call, sent in enumerate(buckets):
+        bucket = waiting + sent
+        if parts and not _ends_with_a_gradient(bucket, gradients, position) and call + 1 < len(buckets):
+            waiting = bucket
+            continue
+        waiting = 0
         layers: list[str] = []
         filled = 0
         while gradients and filled < bucket:
@@ -95,8 +103,17 @@ def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]]) -> list[
                 layers.append(layer)
         if filled != bucket:
             return None
-        spans.append(span(layers))
+        spans += [span(layers)] * (call + 1 - len(spans))
     return spans if gradients and position % len(gradients) == 0 else None
+
+
+def _ends_with_a_gradient(numel: int, gradients: list[tuple[int, str]], position: int) -> bool:
+    """Whether so many elements are whole gradients, from a position on."""
+    filled = 0
+    while gradients and filled < numel:
+        filled += gradients[position % len(gradients)][0]
+        position += 1
+    return filled == numel
 
 
 def span(layers: list[str]) -> str:
