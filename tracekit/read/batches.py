@@ -9,6 +9,9 @@ from typing import NamedTuple
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # Between two events: the second one starts with a key that Kineto writes into events.
 BOUNDARY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
+# The same for the key that Kineto itself writes first; a list inside the arguments of one event cannot look like it.
+_SAFE_BOUNDARY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"ph"\s*:)')
+_SPAN = re.compile(rb'"ph"\s*:\s*"X"')
 # Metadata before the events is small; a file without events within this many bytes is something else.
 _MAX_HEAD_BYTES = 64 * 2**20
 _SEARCH_BYTES = 2**16
@@ -18,8 +21,9 @@ _MAX_EVENT_BYTES = 64 * 2**20
 
 
 class Batch(NamedTuple):
-    """Some text of the file. "head": all before the events. "events": whole events, joined by commas, at least by the
-    look of it. "rest": the last events, the end of their list and all after it. "alien": a file without an events list.
+    """Some text of the file. "head": all before the events, up to the bracket. "headless": the text up to the first
+    event, where that is not the beginning of a trace. "events": whole events, joined by commas, at least by the look of
+    it. "rest": the last events, the end of their list and all after it. "alien": a file without events.
     """
 
     part: str
@@ -28,7 +32,7 @@ class Batch(NamedTuple):
 
 
 def batches(blocks: Iterator[bytes]) -> Iterator[Batch]:
-    """Yield a head, any number of events, and a rest; or one alien."""
+    """Yield a head or headless, any number of events, and a rest; or one alien."""
     text = b""
     start = -1
     for block in blocks:
@@ -36,11 +40,16 @@ def batches(blocks: Iterator[bytes]) -> Iterator[Batch]:
         start = _events_start(text)
         if start >= 0 or len(text) > _MAX_HEAD_BYTES:
             break
-    if start < 0:
+    span = _SPAN.search(text, 0, start if start >= 0 else len(text))
+    if span:
+        # The head is damaged, or lies behind events.
+        yield Batch("headless", text[: span.start()], 0)
+        yield from _cut(text, blocks, 0)
+    elif start < 0:
         yield Batch("alien", text, 0)
-        return
-    yield Batch("head", text[:start], 0)
-    yield from _cut(text[start:], blocks, start)
+    else:
+        yield Batch("head", text[:start], 0)
+        yield from _cut(text[start:], blocks, start)
 
 
 def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Iterator[Batch]:
@@ -73,12 +82,14 @@ def _events_start(text: bytes) -> int:
 
 def _last_boundary(text: bytes) -> tuple[int, int] | None:
     """End of the last whole event and start of the next; null where the text has no boundary."""
-    reach = _SEARCH_BYTES
-    while True:
-        start = max(0, len(text) - reach)
-        spans = [found.span() for found in BOUNDARY.finditer(text, start)]
-        if spans:
-            return spans[-1]
-        if start == 0:
-            return None
-        reach *= 8
+    for boundary in (_SAFE_BOUNDARY, BOUNDARY):
+        reach = _SEARCH_BYTES
+        while True:
+            start = max(0, len(text) - reach)
+            spans = [found.span() for found in boundary.finditer(text, start)]
+            if spans:
+                return spans[-1]
+            if start == 0:
+                break
+            reach *= 8
+    return None

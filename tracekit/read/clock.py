@@ -14,6 +14,7 @@ import polars as pl
 EXACT_FLOAT_US = float(2**43)
 
 _INT64 = 2**63
+_INT64_DIGITS = 19
 
 
 # What _from_texts reads in one go: nearly every number that was ever written as a time.
@@ -98,7 +99,7 @@ def _from_decimal(value: object) -> int | None:
         return None
     try:
         number = Decimal(value)
-        ns = round(number * 1000) if number.is_finite() and abs(number) < _INT64 else None
+        ns = round(number * 1000) if number.is_finite() and number.adjusted() < _INT64_DIGITS else None
     except InvalidOperation:
         return None
     return ns if ns is not None and abs(ns) < _INT64 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import zlib
@@ -16,6 +17,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 BLOCK_BYTES = 8 * 2**20
 _CHUNK_BYTES = 2**20
+# Four bytes of zstd can stand for 128 KiB.
+_ZSTD_CHUNK_BYTES = 4096
 
 # JSON traces shrink 15 to 60 fold. What expands further than this, and is large, was made to exhaust its reader.
 MAX_EXPANSION = 400
@@ -72,35 +75,50 @@ def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
     from isal import igzip_lib, isal_zlib
 
     member, produced = isal_zlib.decompressobj(wbits=31), 0
-    pending = file.read(_CHUNK_BYTES)
-    parts: list[bytes] = []
-    while pending:
+    pending, parts = b"", list[bytes]()
+    while True:
+        given = pending or file.read(_CHUNK_BYTES)
         try:
-            part = member.decompress(pending, BLOCK_BYTES)
+            part = member.decompress(given, BLOCK_BYTES)
         except (igzip_lib.IsalError, EOFError) as error:  # pyright: ignore[reportGeneralTypeIssues] - stub of an instance
-            parts.extend(_up_to_damage(file, produced))
-            findings.append(Finding(f"{CORRUPT}: gzip data ({error})", sum(map(len, parts)), 1, "read up to there"))
+            rest = list(_up_to_damage(file, produced))
+            parts.extend(rest)
+            place = produced + sum(map(len, rest))
+            findings.append(Finding(f"{CORRUPT}: gzip data ({error})", place, 1, "read up to there"))
             break
         parts.append(part)
         produced += len(part)
-        pending = member.unused_data if member.eof else member.unconsumed_tail
+        pending = member.unconsumed_tail
         if member.eof:
-            rest = pending or file.read(_CHUNK_BYTES)
-            member, pending = isal_zlib.decompressobj(wbits=31), rest if rest.startswith(GZIP_MAGIC) else b""
-        elif not pending and not (pending := file.read(_CHUNK_BYTES)):
+            pending = _after_member(member.unused_data, file)
+            if not pending.startswith(GZIP_MAGIC):
+                if pending:
+                    findings.append(Finding(f"{CORRUPT}: bytes after the gzip data", produced, 1, "skipped"))
+                break
+            member = isal_zlib.decompressobj(wbits=31)
+        elif not given and not part:
+            # Without input it still gives what it held back for want of room; only then the data ends.
             findings.append(Finding(f"{ENDS_EARLY}: gzip data without its end", produced, 1, "read up to there"))
+            break
         if sum(map(len, parts)) >= BLOCK_BYTES:
             yield b"".join(parts)
             parts = []
-    if parts:
-        yield b"".join(parts)
+    yield b"".join(parts)
+
+
+def _after_member(unused: bytes, file: BinaryIO) -> bytes:
+    """Return what follows a gzip member, without the zeros that tapes and block devices add."""
+    rest = unused.lstrip(b"\0")
+    while len(rest) < len(GZIP_MAGIC) and (more := file.read(_CHUNK_BYTES)):
+        rest = (rest + more).lstrip(b"\0")
+    return rest
 
 
 def _up_to_damage(file: BinaryIO, known: int) -> Iterator[bytes]:
     """Yield what lies between the first `known` bytes of text and the damage, which igzip keeps to itself."""
     file.seek(0)
     member, seen = zlib.decompressobj(wbits=31), 0
-    steps = [_CHUNK_BYTES, 4096, 64, 1]
+    steps = [2**16, 4096, 64, 1]
     while steps:
         place, before = file.tell(), member.copy()
         chunk = file.read(steps[0])
@@ -123,20 +141,48 @@ def _up_to_damage(file: BinaryIO, known: int) -> Iterator[bytes]:
 
 
 def _unzstd(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
+    """Undo zstd, frame after frame; stop at damage and say whether the data is cut or corrupt."""
     import zstandard
 
-    produced = 0
-    with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
-        while True:
-            try:
-                block = reader.read(BLOCK_BYTES)
-            except zstandard.ZstdError as error:
-                findings.append(Finding(f"{CORRUPT}: zstd data ({error})", produced, 1, "read up to there"))
-                return
-            if not block:
-                return
-            produced += len(block)
-            yield block
+    frame, frame_start, produced = zstandard.ZstdDecompressor().decompressobj(), 0, 0
+    parts: list[bytes] = []
+    while chunk := file.read(_ZSTD_CHUNK_BYTES):
+        try:
+            parts.append(frame.decompress(chunk))
+        except zstandard.ZstdError as error:
+            parts.append(_zstd_up_to_damage(file, frame_start, len(chunk)))
+            place = produced + sum(map(len, parts))
+            findings.append(Finding(f"{CORRUPT}: zstd data ({error})", place, 1, "read up to there"))
+            break
+        if frame.eof:
+            file.seek(-len(frame.unused_data), os.SEEK_CUR)
+            frame, frame_start = zstandard.ZstdDecompressor().decompressobj(), file.tell()
+        if sum(map(len, parts)) >= BLOCK_BYTES:
+            yield (block := b"".join(parts))
+            produced, parts = produced + len(block), []
+    else:
+        if file.tell() != frame_start:
+            place = produced + sum(map(len, parts))
+            findings.append(Finding(f"{ENDS_EARLY}: zstd data without its end", place, 1, "read up to there"))
+    yield b"".join(parts)
+
+
+def _zstd_up_to_damage(file: BinaryIO, frame_start: int, chunk_bytes: int) -> bytes:
+    """Return what the last chunk read gives before the damage, byte by byte."""
+    import zstandard
+
+    end = file.tell()
+    file.seek(frame_start)
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    while (left := end - chunk_bytes - file.tell()) > 0:
+        frame.decompress(file.read(min(left, _ZSTD_CHUNK_BYTES)))
+    text = bytearray()
+    try:
+        for _ in range(end - file.tell()):
+            text += frame.decompress(file.read(1))
+    except zstandard.ZstdError:
+        pass
+    return bytes(text)
 
 
 def _ahead(source: Iterator[bytes], depth: int = 2) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from tracekit.read.columns import Columns, columns, empty
 from tracekit.read.content import blocks, empty_sentence
 from tracekit.read.events import Document, Event, ExactDocument, ExactEvent
 from tracekit.read.facts import Facts, facts_before, facts_in, facts_of
-from tracekit.read.findings import Finding, merged
+from tracekit.read.findings import CORRUPT, Finding, merged
 from tracekit.read.salvage import salvage
 
 _NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -31,13 +31,12 @@ class Decoded(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What one batch gave; `tail`: text after the end of the events, where it was met."""
+    """What one batch gave."""
 
     events: Sequence[Event]
     columns: Columns | None
     facts: Facts
     findings: list[Finding]
-    tail: bytes | None
 
 
 def decode(path: Path) -> Decoded:
@@ -64,67 +63,60 @@ def decode(path: Path) -> Decoded:
 
 
 def _parts(pieces: Iterator[Batch], path: Path) -> Iterator[_Part]:
-    tail: bytes | None = None
-    seen = 0
+    seen, in_object = 0, True
     for batch in pieces:
-        if tail is not None:
-            tail += batch.text
-            continue
+        if batch.part == "alien":
+            raise _refusal(batch, path)
         if batch.part == "head":
-            yield _Part([], None, facts_before(batch.text), [], None)
-            continue
-        part = _alien(batch, path) if batch.part == "alien" else _events(batch, seen)
-        tail = part.tail
-        seen += len(part.events)
-        yield part
-    if tail:
-        yield _Part([], None, facts_in(tail), [], None)
+            in_object = batch.text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+            yield _Part([], None, *facts_before(batch.text))
+        elif batch.part == "headless":
+            lost = Finding(f"{CORRUPT}: the start of the file is missing or damaged", 0, 1, "events kept")
+            yield _Part([], None, facts_in(batch.text), [lost])
+        else:
+            part = _events(batch, seen, in_object=in_object)
+            seen += len(part.events)
+            yield part
 
 
-def _events(batch: Batch, first_index: int) -> _Part:
+def _events(batch: Batch, first_index: int, *, in_object: bool) -> _Part:
     try:
-        events, facts = _whole(batch)
-        return _Part(events, columns(events, first_index), facts, [], None)
+        events, facts = _whole(batch, in_object=in_object)
+        return _Part(events, columns(events, first_index), facts, [])
     except _NOT_DECODABLE:
-        return _salvaged(batch, first_index)
+        saved = salvage(batch.text, batch.offset, at_end=batch.part == "rest", in_object=in_object)
+        return _Part(saved.events, columns(saved.events, first_index), facts_in(saved.after), saved.findings)
 
 
-def _whole(batch: Batch) -> tuple[Sequence[Event], Facts]:
+def _whole(batch: Batch, *, in_object: bool) -> tuple[Sequence[Event], Facts]:
     """Undamaged events; the last ones come with the end of the file, which closes them as a document or as a list."""
+    if not batch.text.isascii():
+        # What is skipped is not looked at otherwise.
+        batch.text.decode()
     if batch.part == "events":
         text = b"[" + batch.text + b"]"
         events = msgspec.json.decode(text, type=list[Event])
-        return events if clock.is_exact([e.ts for e in events]) else msgspec.json.decode(
-            text, type=list[ExactEvent]
-        ), Facts()
-    text = batch.text.rstrip()
-    whole = b'{"traceEvents":[' + text + (b"}" if text.endswith(b"]") else b"")
+        if not clock.is_exact([e.ts for e in events]):
+            return msgspec.json.decode(text, type=list[ExactEvent]), Facts()
+        return events, Facts()
+    whole = b'{"traceEvents":[' + batch.text + (b"" if in_object else b"}")
     document: Document = msgspec.json.decode(whole, type=Document)
     if not clock.is_exact([e.ts for e in document.events]):
         document = msgspec.json.decode(whole, type=ExactDocument)
     return document.events, facts_of(document)
 
 
-def _salvaged(batch: Batch, first_index: int) -> _Part:
-    saved = salvage(batch.text, batch.offset, at_end=batch.part != "events")
-    return _Part(saved.events, columns(saved.events, first_index), Facts(), saved.findings, saved.tail)
-
-
-def _alien(batch: Batch, path: Path) -> _Part:
-    """Text without a list of events: no trace, unless events stand in it all the same."""
+def _refusal(batch: Batch, path: Path) -> InputError:
+    """Say why text without events is none of ours."""
     if not batch.text.strip():
-        raise InputError(empty_sentence(path))
-    saved = _salvaged(batch, 0)
-    if any(e.ph == "X" for e in saved.events):
-        lost = Finding("corrupt: the start of the file is missing or damaged", 0, 1, "events kept")
-        return saved._replace(facts=facts_in(batch.text), findings=[lost, *saved.findings], tail=None)
+        return InputError(empty_sentence(path))
     try:
         msgspec.json.decode(batch.text)
     except _NOT_DECODABLE:
-        raise InputError(
+        return InputError(
             f"{path}: neither JSON nor a damaged trace (no event in it can be read); give what torch.profiler exports"
-        ) from None
-    raise InputError(
+        )
+    return InputError(
         f'{path}: not a Kineto trace (valid JSON without a "traceEvents" list); give what torch.profiler exports'
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tracekit.read.events import Distributed, Document
+from tracekit.read.findings import CORRUPT, Finding
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,16 @@ def facts_of(document: Document) -> Facts:
     )
 
 
-def facts_before(head: bytes) -> Facts:
+def facts_before(head: bytes) -> tuple[Facts, list[Finding]]:
     """Return the facts in the text before the events, which ends with the bracket that opens them."""
-    if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        return Facts()
+    head = head.removeprefix(b"\xef\xbb\xbf")
+    if head.strip() == b"[":
+        return Facts(), []
     try:
-        return facts_of(msgspec.json.decode(head + b"]}", type=Document))
-    except (msgspec.DecodeError, RecursionError):
-        return facts_in(head)
+        head.decode()
+        return facts_of(msgspec.json.decode(head + b"]}", type=Document)), []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return facts_in(head), [Finding(f"{CORRUPT}: text before the events", 0, 1, "searched for facts")]
 
 
 def facts_in(text: bytes) -> Facts:

@@ -1,0 +1,203 @@
+"""Damage small traces in thousands of ways and check what the reader makes of each: ``python tests/fuzz/fuzz.py``.
+
+Environment: N mutants (20000), SEED (0). Mutant number n of a seed is always the same; a failure names both, and
+``ONLY=n`` runs that one alone and leaves the file in fuzz-<seed>-<n>.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import zstandard
+from fuzz_fixtures import Fixture, fixtures
+from fuzz_mutations import Piece, intact, joined, mutate
+from fuzz_oracle import Outcome, complaints
+
+import tracekit
+from tracekit.errors import TracekitError
+from tracekit.read import batches, content
+from tracekit.read.decode import decode
+
+SECONDS_A_MUTANT = 10
+EVERY_NTH_TO_TABLES = 25
+MAX_GROWTH_BYTES = 700 * 2**20
+
+
+class Mutant(NamedTuple):
+    """`data`: the file. `text`: its text as far as zlib or zstd come. `must_keep`: the text of every intact event."""
+
+    data: bytes
+    text: bytes
+    must_keep: list[bytes]
+    packed_damage: bool
+    block_bytes: int
+
+
+@cache
+def _all() -> list[Fixture]:
+    return fixtures()
+
+
+def make(seed: int, number: int) -> Mutant:
+    """Return one mutant, the same for the same numbers."""
+    rng = random.Random(f"{seed}/{number}")
+    fixture = rng.choice(_all())
+    pack = rng.choice((None, None, "gz", "zstd"))
+    block = rng.choice((*5 * [content.BLOCK_BYTES], 700, 4096))
+    if pack is not None and rng.random() < 0.6:
+        return _packed(rng, fixture, pack, block)
+    pieces = mutate(rng, fixture.text)
+    kept = _kept(fixture, pieces)
+    if rng.random() < 0.1:
+        # Two files written into one: the end of another one follows.
+        other = rng.choice(_all())
+        cut = rng.choice((0, rng.randrange(len(other.text))))
+        more = [Piece(other.text[cut:], cut)]
+        pieces, kept = [*pieces, *more], [*kept, *_kept(other, more)]
+    text = joined(pieces)
+    return Mutant(_pack(text, pack), text, kept, packed_damage=False, block_bytes=block)
+
+
+def _kept(fixture: Fixture, pieces: list[Piece]) -> list[bytes]:
+    counts = intact(pieces, fixture.spans)
+    return [fixture.text[a:b] for (a, b), count in zip(fixture.spans, counts, strict=True) for _ in range(count)]
+
+
+def _packed(rng: random.Random, fixture: Fixture, pack: str, block: int) -> Mutant:
+    """Damage of the compressed bytes: what other decompressors bring out before it must be kept."""
+    half = rng.randrange(len(fixture.text))
+    parts = [_pack(part, pack) for part in (fixture.text[:half], fixture.text[half:])]
+    data = joined(mutate(rng, b"".join(parts)))
+    text = _unpack(data, pack)
+    same = next(
+        (n for n, (a, b) in enumerate(zip(text, fixture.text, strict=False)) if a != b),
+        min(len(text), len(fixture.text)),
+    )
+    kept = [fixture.text[a:b] for a, b in fixture.spans if b < same]
+    return Mutant(data, text, kept, packed_damage=True, block_bytes=block)
+
+
+def _pack(text: bytes, pack: str | None) -> bytes:
+    if pack is None:
+        return text
+    return (
+        gzip.compress(text, 6, mtime=0)
+        if pack == "gz"
+        else zstandard.ZstdCompressor(write_checksum=True).compress(text)
+    )
+
+
+def _unpack(data: bytes, pack: str) -> bytes:
+    """Return the text before the first damage, with zlib and zstandard fed byte by byte; later members too."""
+    text = bytearray()
+    while data:
+        machine = zlib.decompressobj(wbits=31) if pack == "gz" else zstandard.ZstdDecompressor().decompressobj()
+        used = 0
+        try:
+            for used in range(1, len(data) + 1):  # noqa: B007 - needed after the loop
+                text += machine.decompress(data[used - 1 : used])
+                if machine.eof:
+                    break
+        except (zlib.error, zstandard.ZstdError):
+            return bytes(text)
+        data = data[used:]
+    return bytes(text)
+
+
+@contextmanager
+def _alarm(seconds: int) -> Iterator[None]:
+    def ring(_signal: int, _frame: object) -> None:
+        raise TimeoutError(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def read(path: Path) -> Outcome:
+    """Read one file and return what came of it, errors that are no refusal being raised."""
+    try:
+        decoded = decode(path)
+    except TracekitError as error:
+        return Outcome([], [], str(error))
+    events = decoded.columns.events
+    base = decoded.facts.base_ns or 0
+    times = [None if t is None else t - base for t in events["ts_ns"]]
+    rows = list(zip(events["ph"], events["name"], times, events["dur_ns"], strict=True))
+    return Outcome(rows, [f.what for f in decoded.findings], None)
+
+
+def _tables(path: Path) -> None:
+    try:
+        run = tracekit.open(path)
+        for table in (run.ranks, run.steps, run.work, run.collectives, run.memory, run.repairs):
+            assert table.width
+    except TracekitError as error:
+        assert "\n" not in str(error)
+
+
+def check(seed: int, number: int, folder: Path) -> list[str]:
+    """Return the complaints about one mutant."""
+    mutant = make(seed, number)
+    path = folder / "rank0.json"
+    path.write_bytes(mutant.data)
+    saved = content.BLOCK_BYTES, batches._SEARCH_BYTES
+    content.BLOCK_BYTES, batches._SEARCH_BYTES = mutant.block_bytes, min(mutant.block_bytes, saved[1])
+    try:
+        with _alarm(SECONDS_A_MUTANT):
+            outcome = read(path)
+            if number % EVERY_NTH_TO_TABLES == 0:
+                _tables(path)
+    except Exception:  # noqa: BLE001 - whatever comes out is the finding
+        return [traceback.format_exc(limit=-4)]
+    finally:
+        content.BLOCK_BYTES, batches._SEARCH_BYTES = saved
+    return complaints(mutant.text, mutant.must_keep, outcome)
+
+
+def run(seed: int, numbers: range) -> list[str]:
+    """Check mutants and return what failed; the growth of memory over all of them is bounded too."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in numbers:
+            failed += [f"SEED={seed} ONLY={number}: {complaint}" for complaint in check(seed, number, Path(folder))]
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    if grown > MAX_GROWTH_BYTES:
+        failed.append(f"SEED={seed}: memory grew by {grown} bytes over {len(numbers)} mutants")
+    return failed
+
+
+def main() -> int:
+    """Run as the environment says, print failures and a count."""
+    seed, only = int(os.environ.get("SEED", "0")), os.environ.get("ONLY")
+    numbers = range(int(os.environ.get("N", "20000"))) if only is None else range(int(only), int(only) + 1)
+    if only is not None:
+        Path(f"fuzz-{seed}-{only}").write_bytes(make(seed, int(only)).data)
+    start = time.monotonic()
+    failed = run(seed, numbers)
+    print("\n".join(failed))
+    print(f"{len(numbers)} mutants of seed {seed} in {time.monotonic() - start:.0f} s, {len(failed)} complaints")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""One object of damaged text: read leniently, else with the faults mended that are known from the field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tracekit.read.events import CheckedEvent, Event, ExactEvent
+
+ODD_NUMBER = "number that JSON does not know (inf, nan)"
+_LARGE_NUMBER = "number beyond 64 bits"
+_SURROGATE = "half of a surrogate pair in text"
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:inf(?:inity)?|nan)\b', re.IGNORECASE | re.DOTALL)
+_ILLEGAL_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})(.?)', re.DOTALL)
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+# A value with quotes of its own ends where the next key of an event, or the end of the object, follows.
+_QUOTED_VALUE = re.compile(
+    r'("(?:name|cat|Call stack|Python module)"\s*:\s*")(.*?)(?="\s*(?:,\s*"[A-Za-z_ ]+"\s*:|\}))', re.DOTALL
+)
+# Mending looks at so much text: no event is longer, and a lost quote must not make every attempt a search of the rest.
+_MAX_MENDED_CHARS = 2**16
+_FEW_DIGITS = 18
+
+
+def _refuse(token: str) -> Any:
+    raise ValueError(token)
+
+
+def _integer(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) <= _FEW_DIGITS else Decimal(digits)
+
+
+_STRICT = json.JSONDecoder(parse_float=Decimal, parse_int=_integer, parse_constant=_refuse)
+_LENIENT = json.JSONDecoder(parse_float=Decimal, parse_int=_integer, strict=False)
+_WRITER = msgspec.json.Encoder(decimal_format="number")
+
+
+class Attempt(NamedTuple):
+    """`value`: the object (null: not readable); `end`: where to go on; `cost`: characters looked at."""
+
+    value: dict[str, Any] | None
+    end: int
+    mended: list[str]
+    cost: int
+
+
+def object_at(text: str, start: int, limit: int) -> Attempt:
+    """Return the object that begins at `start`; where it has to be mended it ends before `limit`."""
+    value, end = _parse(_STRICT, text, start)
+    if value is not None:
+        return Attempt(value, end, [], 0)
+    cost = 2 * (end - start) + 100
+    value, end = _parse(_LENIENT, text, start)
+    if value is not None:
+        return Attempt(value, end, [] if _has_odd_number(value) else ["raw control characters in text"], cost)
+    candidate = text[start : min(limit, start + _MAX_MENDED_CHARS)]
+    for repairs in ((_TOKENS,), (_QUOTES, _TOKENS)):
+        changed, what, steps = candidate, set[str](), list[_Step]()
+        for repair in repairs:
+            changed, step = _replaced(repair, changed, what)
+            steps.append(step)
+        cost += 10 * len(candidate)
+        value, end = _parse(_LENIENT, changed, 0) if what else (None, 0)
+        if value is not None:
+            return Attempt(value, start + _before(steps, end), sorted(what), cost)
+    return Attempt(None, start + 1, [], cost)
+
+
+def _parse(decoder: json.JSONDecoder, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+    """Return the object and its end, or null and how far it was read."""
+    try:
+        value, end = decoder.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        return None, max(start, error.pos)
+    except (ValueError, ArithmeticError, RecursionError):
+        return None, start + 5000
+    return (value, end) if isinstance(value, dict) else (None, end)
+
+
+# Ends of replacements in the new text, each with how much longer the text has become by then.
+_Step = list[tuple[int, int]]
+
+
+class _Repair(NamedTuple):
+    pattern: re.Pattern[str]
+    replace: Callable[[re.Match[str]], tuple[str, str]]
+
+
+def _replaced(repair: _Repair, text: str, what: set[str]) -> tuple[str, _Step]:
+    """Return the text with one kind of repair made, adding what was wrong to `what`."""
+    step: _Step = []
+    longer = 0
+
+    def replace(found: re.Match[str]) -> str:
+        nonlocal longer
+        new, fault = repair.replace(found)
+        if new != found[0]:
+            what.add(fault)
+            longer += len(new) - len(found[0])
+            step.append((found.end() + longer, longer))
+        return new
+
+    return repair.pattern.sub(replace, text), step
+
+
+def _before(steps: list[_Step], position: int) -> int:
+    """Return where a position of the text after these steps was before them."""
+    for step in reversed(steps):
+        position -= next((longer for end, longer in reversed(step) if end <= position), 0)
+    return position
+
+
+def _token(found: re.Match[str]) -> tuple[str, str]:
+    """Bare inf and nan become null, illegal escapes a backslash of their own."""
+    if found[0][0] != '"':
+        return "null", ODD_NUMBER
+    return _ILLEGAL_ESCAPE.sub(r"\\\\\1", found[0]), "illegal escape in text"
+
+
+def _quoted(found: re.Match[str]) -> tuple[str, str]:
+    """Quotes inside a name are escaped, up to the key or brace that must follow the name."""
+    return found[1] + re.sub(r'(?<!\\)"', r"\"", found[2]), "unescaped quote in text"
+
+
+_TOKENS = _Repair(_TOKEN, _token)
+_QUOTES = _Repair(_QUOTED_VALUE, _quoted)
+
+
+def event_of(value: dict[str, Any]) -> tuple[Event, list[str]] | None:
+    """Return an object as an event and what was changed for it; null where it is none (an argument list, say)."""
+    if "ph" not in value:
+        return None
+    what: set[str] = set()
+    try:
+        clean = _clean(value, what)
+    except RecursionError:
+        clean = _clean({k: v for k, v in value.items() if k != "args"}, what)
+        what.add("arguments that cannot be read")
+    if not isinstance(clean.get("args"), dict | None):
+        what.add("arguments that cannot be read")
+        del clean["args"]
+    text = _WRITER.encode(clean)
+    try:
+        msgspec.json.decode(text, type=CheckedEvent)
+        return msgspec.json.decode(text, type=ExactEvent), sorted(what)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _clean(value: Any, what: set[str], key: str = "") -> Any:
+    """Return the value with what no JSON writer or reader takes replaced: null for numbers, U+FFFD in text."""
+    if isinstance(value, dict):
+        return {_clean(k, what): _clean(v, what, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_clean(v, what) for v in value]
+    if isinstance(value, str) and _HALF_PAIR.search(value):
+        what.add(_SURROGATE)
+        return _HALF_PAIR.sub("\ufffd", value)
+    if isinstance(value, float):
+        # What is no Decimal was written NaN or Infinity.
+        what.add(ODD_NUMBER)
+        return None
+    if isinstance(value, Decimal):
+        return _number(value, what, key)
+    return value
+
+
+def _number(value: Decimal, what: set[str], key: str) -> Any:
+    _, digits, exponent = value.as_tuple()
+    if len(digits) > 64 or value.adjusted() > 18:
+        what.add(_LARGE_NUMBER)
+        return None
+    if exponent == 0:
+        return int(value)
+    return value if key in ("ts", "dur") else float(value)
+
+
+def _has_odd_number(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_odd_number, value.values()))
+    return any(map(_has_odd_number, value)) if isinstance(value, list) else isinstance(value, float)
