@@ -42,8 +42,17 @@ class Zero2(DeepSpeed):
         }
 
     def held(self) -> dict[str, list[Tensor]]:
-        """The fp32 master weights. Between two steps DeepSpeed 0.19 keeps no gradient and no bucket."""
-        return {"optimizer_state": list(getattr(self.engine.optimizer, "single_partition_of_fp32_groups", ()))}
+        """The fp32 master weights. Between two steps DeepSpeed 0.19 keeps no gradient and no bucket.
+
+        Stage 1 with fp32 accumulation is another class of DeepSpeed's, which keeps the sums of whole gradients.
+        """
+        zero = self.engine.optimizer
+        if hasattr(zero, "fp32_groups_flat_partition"):
+            return {
+                "optimizer_state": list(zero.fp32_groups_flat_partition),
+                "gradients": list(zero.fp32_groups_gradients_flat),
+            }
+        return {"optimizer_state": list(zero.single_partition_of_fp32_groups)}
 
 
 STRATEGY = Zero2

@@ -96,6 +96,34 @@ def test_cycles_have_folders_of_their_own(tmp_path, record):
     assert marks(read(path / "cycle1" / "rank0.json.gz")) == ["ProfilerStep#4", "ProfilerStep#5"]
 
 
+def test_what_the_first_steps_decide_is_written_at_the_end(tmp_path, record):
+    def look(step):
+        assert "buckets" not in read(tmp_path / "run" / "manifest.json")
+
+    calls = []
+    record(4, during=look, learned=lambda: calls.append(1) or {"buckets": [80]})
+    assert read(tmp_path / "run" / "manifest.json")["buckets"] == [80]
+    assert calls == [1]
+
+
+def test_nothing_is_learned_before_a_step(tmp_path, record):
+    record(0, learned=lambda: {"buckets": [80]})
+    assert "buckets" not in read(tmp_path / "run" / "manifest.json")
+
+
+def test_compiled_forwards_are_not_marked(tmp_path, record, toy):
+    record(4, mark_layers=False)
+    assert not [n for n in names_in(tmp_path / "run") if n.startswith("tracekit::")]
+    toy[0].layers[0].compile(backend="eager")
+    record(4, path=tmp_path / "partly")
+    found = {n for n in names_in(tmp_path / "partly") if n.startswith("tracekit::")}
+    assert found == {"tracekit::forward", "tracekit::forward (layers.1)"}
+
+
+def names_in(path):
+    return [event.get("name", "") for event in read(path / "rank0.json.gz")["traceEvents"]]
+
+
 def test_windows_that_touch(tmp_path, record):
     record(2, schedule=Schedule(0, 0, 1, 2))
     assert [marks(read(tmp_path / "run" / f"cycle{c}" / "rank0.json.gz")) for c in (0, 1)] == [
