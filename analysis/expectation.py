@@ -23,10 +23,11 @@ _BEYOND = "planned beyond the theory"
 class Expectation(NamedTuple):
     """Terms by place (TERMS_SCHEMA) and what the backend adds to them; `missing` says what would tell more.
 
-    `complete`: there is something to compare the trace with.
+    `calls` is the plan (PLAN_SCHEMA), empty where there is none. `complete`: there is something to compare with.
     """
 
     terms: pl.DataFrame
+    calls: pl.DataFrame
     emulated: pl.DataFrame
     psi: int | None
     complete: bool
@@ -79,10 +80,11 @@ def _of_manifest(manifest: Manifest, strategy: str | None) -> Expectation:
     from msgspec.structs import replace
 
     named = manifest if strategy is None else replace(manifest, strategy=strategy)
-    expected = terms_by_place(named)
+    expected, calls = terms_by_place(named), plan(named)
     if expected.is_empty():
         return _of_theory(named.strategy, named.psi)
-    return Expectation(expected, _emulated(plan(named), manifest.backend), named.psi, complete=True, missing=[])
+    emulated = _emulated(calls, manifest.backend)
+    return Expectation(expected, calls, emulated, named.psi, complete=True, missing=[])
 
 
 def _of_plan(frame: pl.DataFrame, run: Run, strategy: str | None, psi: int | None) -> Expectation:
@@ -102,19 +104,20 @@ def _of_plan(frame: pl.DataFrame, run: Run, strategy: str | None, psi: int | Non
     terms = pl.concat([row.select(TERMS_SCHEMA.names()) for row in rows], how="vertical_relaxed")
     backend = run.manifest.backend if run.manifest else None
     missing = [] if stage is not None and psi else ["the theory: give --strategy and --params"]
-    return Expectation(terms, _emulated(frame, backend), psi, complete=True, missing=missing)
+    return Expectation(terms, frame, _emulated(frame, backend), psi, complete=True, missing=missing)
 
 
 def _of_theory(strategy: str | None, psi: int | None) -> Expectation:
     stage = strategy_stage(strategy) if strategy else None
-    emulated = _emulated(pl.DataFrame(schema=PLAN_SCHEMA), None)
+    calls = pl.DataFrame(schema=PLAN_SCHEMA)
+    emulated = _emulated(calls, None)
     if stage is None or psi is None:
         wanted = [option for option, known in (("--strategy", stage), ("--params", psi)) if known is None]
         missing = [f"what the run should send: give {' and '.join(wanted)}, or --plan"]
-        return Expectation(pl.DataFrame(schema=TERMS_SCHEMA), emulated, psi, complete=False, missing=missing)
+        return Expectation(pl.DataFrame(schema=TERMS_SCHEMA), calls, emulated, psi, complete=False, missing=missing)
     terms = _single("theory", zero_communication_volume(psi, stage), num_bytes=None)
     missing = ["the plan: give --params a file with parameter shapes, or --plan"]
-    return Expectation(terms, emulated, psi, complete=True, missing=missing)
+    return Expectation(terms, calls, emulated, psi, complete=True, missing=missing)
 
 
 def _single(term: str, numel: int, num_bytes: int | None = 0) -> pl.DataFrame:

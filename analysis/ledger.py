@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from tracekit.model.run import Run
 
 BY = PLACES
-THEORY, EMULATED, MEASURED, UNEXPLAINED = "theory", "emulated by the backend", "measured", "unexplained"
+THEORY, MEASURED, UNEXPLAINED = "theory", "measured", "unexplained"
+SMALL, EMULATED = "norm and loss all-reduces beyond the plan", "emulated by the backend"
 
 _STEP = ("rank", "step")
 _SIZES = ("numel", "payload_bytes", "backend_numel")
-_LAST = {EMULATED: 1000, MEASURED: 1001, UNEXPLAINED: 1002}
+_LAST = {SMALL: 1000, EMULATED: 1001, MEASURED: 1002, UNEXPLAINED: 1003}
+# All-reduces outside forward and backward of at most so many elements are norms, losses and flags.
+_SMALL_NUMEL = 1024
 
 
 def ledger(
@@ -39,6 +42,7 @@ def ledger(
 
     - `numel` counts elements times passes of what was asked for, `psi` is that over Ψ, `payload_bytes` counts payloads
       once;
+    - small all-reduces between backward and optimizer that no plan knows are a term, as they carry no gradients;
     - `backend_numel` counts by the passes of what the backend ran instead, with a term of its own for what it emulates;
     - `coverage` is the share of the collectives whose size is known. Below 1 nothing is compared, `unexplained` is
       null, unless `partial`.
@@ -56,6 +60,7 @@ def ledger(
     keys = [*_STEP, *groups]
     measured = _measured(run, steps, keys, terms)
     planned = steps.join(terms, how="cross").select(*keys, "place", "term", *_SIZES)
+    planned = pl.concat([planned, _small(run, steps, keys, known)], how="vertical_relaxed")
     if summed:
         planned, measured = _over_all(planned, groups), _over_all(measured, groups)
     rest = _rest(planned, measured, keys, known, partial=partial)
@@ -100,6 +105,40 @@ def _terms(known: Expectation, groups: list[str]) -> pl.DataFrame:
         | (pl.col("term") == THEORY)
     )
     return pl.concat([sums, emulated], how="vertical_relaxed").filter(kept)
+
+
+def _small(run: Run, steps: pl.DataFrame, keys: list[str], known: Expectation) -> pl.DataFrame:
+    """Norms and losses that the plan does not know: small all-reduces outside forward and backward, beyond its own."""
+    groups = [key for key in keys if key not in _STEP]
+    is_small = (
+        (pl.col("kind") == "all_reduce")
+        & ~pl.col("phase").is_in(["forward", "backward"])
+        & (pl.col("payload_numel") <= _SMALL_NUMEL)
+    )
+    expected = (
+        known.calls.filter(is_small)
+        .group_by(groups or [pl.lit(0).alias("all")])
+        .agg((pl.col("payload_numel") * pl.col("passes")).sum().alias("expected"), pl.col("payload_bytes").sum())
+        .rename({"payload_bytes": "expected_bytes"})
+    )
+    found = (
+        volume.sized(run)
+        .filter(is_small)
+        .join(steps, on=list(_STEP), how="semi")
+        .with_columns(pl.lit(0).alias("all"))
+        .group_by(*keys, "all")
+        .agg(pl.col("passes_numel", "payload_bytes", "backend_numel").sum())
+        .join(expected, on=groups or ["all"], how="left", nulls_equal=True)
+    )
+    more = pl.col("passes_numel") - pl.col("expected").fill_null(0)
+    return found.filter(more > 0, pl.lit(not known.calls.is_empty())).select(
+        *keys,
+        pl.lit(_LAST[SMALL], pl.Int64).alias("place"),
+        pl.lit(SMALL).alias("term"),
+        more.alias("numel"),
+        (pl.col("payload_bytes") - pl.col("expected_bytes").fill_null(0)).alias("payload_bytes"),
+        (pl.col("backend_numel") - pl.col("expected").fill_null(0)).alias("backend_numel"),
+    )
 
 
 def _measured(run: Run, steps: pl.DataFrame, keys: list[str], terms: pl.DataFrame) -> pl.DataFrame:

@@ -93,12 +93,14 @@ def table_of(run: Analysed, name: str, title: str) -> Table:
 
 
 def as_table(frame: pl.DataFrame, title: str, note: str = "", *, is_open: bool = False) -> Table:
-    """Return a frame as text: units in the headers, unknown as –."""
-    from tracekit.export.terminal import columns
+    """Return a frame as text: units in the headers, unknown as –, what is the same in every row as a note."""
+    from tracekit.export.terminal import columns, constant_notes, split_constant
 
-    texts = columns(frame)
-    rows = list(zip(*(column.cells for column in texts), strict=True))
-    return Table(title, texts, rows, note, is_open)
+    shown, constant = split_constant(columns(frame), frame.height)
+    rows = list(zip(*(column.cells for column in shown), strict=True))
+    told = "; ".join(constant_notes(constant))
+    notes = [note, told and f"{told[0].upper()}{told[1:]}."]
+    return Table(title, shown, rows, " ".join(filter(None, notes)), is_open)
 
 
 def chart_json(chart: Any) -> str:
@@ -257,8 +259,8 @@ _SECTIONS: list[tuple[Any, ...]] = [
         "overlap",
         "What was hidden",
         (
-            "Communication that ran under compute costs nothing; the exposed rest is what a step waits for. "
-            "Click a bar to follow its layer through the page."
+            "Communication that ran under compute costs nothing; the exposed rest is what a step waits for. What runs "
+            "at the same time counts in each of its rows. Click a bar to follow its layer through the page."
         ),
         _overlap,
         {"overlap": "Overlap of every rank, step, layer, phase and kind"},
@@ -304,7 +306,10 @@ _SECTIONS: list[tuple[Any, ...]] = [
     (
         "memory",
         "Where the memory went",
-        "What a rank held over time, above the least it must hold by the formula of its ZeRO stage.",
+        (
+            "What a rank held over time, beside what the formula of its ZeRO stage asks for: parameters, gradients and "
+            "optimizer state at once. Between steps gradients may be gone, so the curve can dip below it."
+        ),
         _memory,
         {"floor": "The floor, part by part", "peak": "The peak, part by part", "memory": "Every change"},
     ),

@@ -101,9 +101,11 @@ def _difference(walk: pl.DataFrame, moved: str) -> str:
         return "; what it should move is unknown"
     named = {term: size for term, size in psi.items() if size is not None and abs(size) >= _WORTH_SAYING}
     clauses = [REASONS.get(term, term) for term in sorted(named, key=lambda term: -abs(named[term]))]
-    if rest is not None and abs(rest) >= _WORTH_SAYING:
-        clauses.append(f"of {rest:+.2f}Ψ that nothing explains")
     gap = total - theory
+    if rest is not None and abs(rest) >= _WORTH_SAYING:
+        return (
+            f", where its plan says {total - rest:.2f}Ψ: {rest:+.2f}Ψ stay unexplained (is the strategy's name right?)"
+        )
     if not clauses:
         return ", as the lesson says" if abs(gap) < _WORTH_SAYING else f", not {theory:.0f}Ψ"
     because = " and ".join(clauses)
@@ -127,7 +129,12 @@ def _bytes_moved(run: Run) -> str:
         f"{kind or 'unnamed'} {'of unknown size' if size is None else _size(size)} in {_count(calls)}"
         for kind, calls, size in kinds.iter_rows()
     ]
-    return f"Each rank moved, on average: {', '.join(parts)}; {_hidden(run)}."
+    return f"Each rank moved, in {_steps(run)}: {', '.join(parts)}; {_hidden(run)}."
+
+
+def _steps(run: Run) -> str:
+    numbers = run.steps["step"].drop_nulls().n_unique()
+    return "the whole trace" if numbers == 0 else "one step" if numbers == 1 else f"{numbers} steps together"
 
 
 def _hidden(run: Run) -> str:
@@ -167,7 +174,9 @@ def _exposed(run: Run) -> str | None:
     from analysis.breakdown import breakdown
 
     steps = _complete(run, breakdown(run))
-    length, exposed = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    # Like the parts below, by the step that launched it; a breakdown cuts at the step's end instead.
+    launched = _complete(run, overlap.overlap(run, by=["rank", "step"]))
+    length, exposed = _number(steps["step_ns"].sum()), _number(launched["exposed_ns"].sum())
     if not length or not exposed:
         return None
     mean = exposed / steps.height

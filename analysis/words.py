@@ -41,12 +41,19 @@ def fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("devices", ", ".join(dict.fromkeys(facts.get("devices") or []))),
         ("hosts", ", ".join(dict.fromkeys(facts.get("hosts") or []))),
         ("versions", _pairs(facts.get("versions"))),
-        ("recording", f"made steps {overhead:.2f}× as long" if overhead else None),
+        ("recording", _overhead(overhead)),
         ("coverage", f"bytes known for {coverage['bytes_known']:,} of {coverage['collectives']:,} collectives"),
         ("repairs", facts["repairs"] or "none"),
         *((f"{name.replace('_', ' ')}", _pairs(how)) for name, how in facts["guesses"].items()),
     ]
     return [(name, str(value)) for name, value in lines if value not in (None, "")]
+
+
+def _overhead(ratio: float | None) -> str | None:
+    """What recording did to the time of a step; a ratio around 1 is within the noise of a machine."""
+    if not ratio:
+        return None
+    return f"made steps {ratio:.2f}× as long" if ratio >= 1.05 else "no measurable effect on the time of a step"
 
 
 def comparison(runs: Sequence[tuple[str, Mapping[str, float | None]]]) -> list[tuple[str, ...]]:

@@ -74,7 +74,9 @@ def run(args: Sequence[str]) -> int:
         _say(str(error))
         return error.exit_code
     except typer.TyperException as error:
-        _say(f"{_sentence(error.format_message())} (see tracekit --help)")
+        # Called with nothing, Typer has printed the help and has nothing to add.
+        if message := _sentence(error.format_message()):
+            _say(f"{message} (see tracekit --help)")
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")

@@ -28,7 +28,10 @@ def add_to(app: typer.Typer) -> None:
 
 def command(
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Its runs and report there are replaced.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="Where its runs and report go; those of an earlier demo are replaced."
+        ),
     ] = Path("out/demo"),
 ) -> None:
     """Train FSDP2 and ZeRO-2 (DeepSpeed) here on two CPU ranks, and explain what each sent, hid and held."""

@@ -86,8 +86,16 @@ def count(text: str, option: str) -> int:
 
 
 def pick_format(chosen: Format | None, output: Path | None) -> Format:
-    """The chosen format, else the one that the output's suffix names, else a table."""
+    """The chosen format, else the one that the output's suffix names, else a table.
+
+    Raises:
+        UsageError: the suffix names a format that is not written here.
+    """
     if chosen is not None:
         return chosen
     suffix = output.suffix.removeprefix(".").lower() if output else ""
-    return Format(suffix) if suffix in {Format.JSON, Format.CSV, Format.PARQUET} else Format.TABLE
+    if suffix in {Format.JSON, Format.CSV, Format.PARQUET}:
+        return Format(suffix)
+    if suffix not in {"", "txt", "md", "table", "log", "out"}:
+        raise UsageError(f"{output}: tables are written as json, csv, parquet or text (.txt); pick one with --format")
+    return Format.TABLE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -32,9 +33,14 @@ def write_json(frame: pl.DataFrame, stream: IO[bytes], *, table: str, about: Map
 
 def write_csv(frame: pl.DataFrame, stream: IO[bytes]) -> None:
     """Writes a header and a line a row; unknown is an empty field."""
-    frame.write_csv(stream)
+    # Through memory, so that a reader that went away is Python's BrokenPipeError and not an error of polars.
+    stream.write(frame.clear().write_csv().encode())
+    for part in frame.iter_slices(_ROWS_AT_ONCE):
+        stream.write(part.write_csv(include_header=False).encode())
 
 
 def write_parquet(frame: pl.DataFrame, stream: IO[bytes], *, table: str) -> None:
     """Writes Parquet whose metadata names the table and the format version."""
-    frame.write_parquet(stream, metadata={"tracekit.format": str(FORMAT_VERSION), "tracekit.table": table})
+    held = BytesIO()
+    frame.write_parquet(held, metadata={"tracekit.format": str(FORMAT_VERSION), "tracekit.table": table})
+    stream.write(held.getbuffer())

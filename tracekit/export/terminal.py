@@ -82,7 +82,7 @@ def draw(
     from rich.text import Text
 
     every = columns(frame, units)
-    shown, constant = _split_constant(every, frame.height, keep)
+    shown, constant = split_constant(every, frame.height, keep)
     fitting, hidden = _fit(shown, console.width if console.is_terminal else None)
     if title:
         console.print(Text(title, style="bold"), soft_wrap=not console.is_terminal)
@@ -98,14 +98,17 @@ def draw(
         console.print(Text(note, style="dim"), soft_wrap=True)
 
 
+def constant_notes(constant: list[Column]) -> list[str]:
+    """What the columns that were left out say in every row."""
+    known = [f"{column.header} {column.cells[0]}" for column in constant if column.cells[0] != ABSENT]
+    unknown = [column.name for column in constant if column.cells[0] == ABSENT]
+    told = {"every row": known, "unknown throughout": unknown}
+    return [f"{what}: {', '.join(entries)}" for what, entries in told.items() if entries]
+
+
 def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) -> list[str]:
     notes = ["no rows"] if frame.is_empty() else []
-    known = [column for column in constant if column.cells[0] != ABSENT]
-    unknown = [column.name for column in constant if column.cells[0] == ABSENT]
-    if known:
-        notes.append("every row: " + ", ".join(f"{column.header} {column.cells[0]}" for column in known))
-    if unknown:
-        notes.append("unknown throughout: " + ", ".join(unknown))
+    notes += constant_notes(constant)
     if hidden:
         notes.append(
             f"{len(hidden)} more columns, wider than this terminal: "
@@ -114,7 +117,7 @@ def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) ->
     return notes
 
 
-def _split_constant(every: list[Column], height: int, keep: Sequence[str]) -> tuple[list[Column], list[Column]]:
+def split_constant(every: list[Column], height: int, keep: Sequence[str] = ()) -> tuple[list[Column], list[Column]]:
     """The columns worth drawing, and the labels that say the same in every row."""
     if height < 2:
         return every, []
