@@ -75,7 +75,7 @@ def test_choosing_and_ordering(args, durations, capsys):
         (["steps", "x", "--sort", "dur"], "--sort dur is not a column: did you mean dur_ns?"),
         (["steps", "x", "--columns", "rank,durns"], "--columns durns is not a column: did you mean dur_ns?"),
         (["steps", "x", "--sort", "rank:down"], "--sort rank:down ends in 'down': use rank:asc or rank:desc"),
-        (["steps", "x", "--by", "layer"], "steps has no --by: only overlap, volume can be grouped"),
+        (["steps", "x", "--by", "layer"], "steps has no --by: only overlap, volume, ledger can be grouped"),
     ],
 )
 def test_wrong_questions_are_one_sentence_and_exit_2(args, sentence, capsys):

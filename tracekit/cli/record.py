@@ -15,21 +15,10 @@ from tracekit.errors import TracekitError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PASSED_ON = (
-    "--layers --tie-embeddings --steps --batch-size --seq-len --micro-batches --learning-rate --seed "
-    "--param-dtype --reduce-dtype --wait --warmup --active --repeat"
-)
-_GATHERING = "--forward-prefetch --backward-prefetch --async-unshard"
-OF_STRATEGIES = {
-    "fsdp2": f"--reshard-after-forward {_GATHERING}",
-    "zero2": "--bucket-numel",
-    "zero2-fsdp2": _GATHERING,
-}
-
-_OWN = "; ".join(f"{name}: {options}" for name, options in OF_STRATEGIES.items())
 _HELP = (
     "Train a model for a few steps under torchrun and record it: a run folder with a manifest and a trace a rank.\n\n"
-    f"Options that are not listed below go to the training program: {PASSED_ON}, and the strategy's own ({_OWN})."
+    "Options that are not listed below go to the training program (batch sizes, dtypes, schedule, and the strategy's "
+    "own): [bold]tracekit record --strategy fsdp2 --list-options[/] prints them."
 )
 
 
@@ -43,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
         "record",
         help=_HELP,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        epilog="Examples: [bold]tracekit record --strategy fsdp2 --nproc 2 --model tiny --out traces/mine[/]  ·  "
+        epilog="Examples: [bold]tracekit record --strategy fsdp2 --nproc 2 --model tiny --out out/mine[/]  ·  "
         "[bold]tracekit record --strategy fsdp2 --reshard-after-forward true --micro-batches 2[/]",
     )(command)
 
@@ -52,17 +41,26 @@ def command(
     context: typer.Context,
     strategy: Annotated[
         str,
-        typer.Option(help="How to shard, as in runners/strategies: fsdp2, zero2 (DeepSpeed), …", show_default=False),
+        typer.Option(
+            help="How to shard: ddp, zero1, zero2, fsdp1, fsdp2, hsdp, … (files of runners/strategies).",
+            show_default=False,
+        ),
     ],
     nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine.")] = 2,
-    model: Annotated[str, typer.Option(help="Size of the decoder: nano, tiny, small, 1b, 7b, 70b.")] = "tiny",
+    model: Annotated[str, typer.Option(help="Size of the decoder: nano, odd, tiny, small, 1b, 7b, 70b.")] = "tiny",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="Default: traces/STRATEGY-MODEL-NPROC.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
+    list_options: Annotated[
+        bool, typer.Option("--list-options", help="Print what the training program takes for this strategy, and stop.")
+    ] = False,
 ) -> None:
     """Runs the training program and says where its run is; `_HELP` is what a user reads."""
+    if list_options:
+        print(program_options(strategy))
+        return
     folder = out or Path("traces") / f"{strategy}-{model}-{nproc}"
     record(strategy, folder, nproc=nproc, model=model, force=force, args=context.args, on_line=say_now)
     print(f"next: tracekit report {folder}")
@@ -84,15 +82,9 @@ def record(
         UsageError: torch is missing, or there is no such model or strategy.
         RecordingError: the training program failed.
     """
-    if find_spec("torch") is None:
-        raise UsageError("recording needs torch, which is not installed: pip install 'zero-tracekit[record]'")
+    _require(strategy, model)
     from runners import launch
-    from runners.sizes import SIZES
-    from runners.strategies import MODULES
 
-    for option, name, known in (("--strategy", strategy, MODULES), ("--model", model, SIZES)):
-        if name not in known:
-            raise UsageError(f"{option} {name} is unknown: {suggestion(name, list(known))}")
     if not force and (folder / "manifest.json").exists():
         raise UsageError(f"{folder} holds a run already: pass --force to replace it, or name another --out")
     replace = ["--overwrite"] if force else []
@@ -100,3 +92,27 @@ def record(
         launch.run(strategy, folder, num_ranks=nproc, args=["--model", model, *replace, *args], on_line=on_line)
     except launch.LaunchError as error:
         raise RecordingError(" ".join(str(error).split())) from error
+
+
+def program_options(strategy: str) -> str:
+    """What the training program takes for a strategy: the help of its parser.
+
+    Raises:
+        UsageError: torch is missing, or there is no such strategy.
+    """
+    _require(strategy, "tiny")
+    from runners import strategies
+    from runners.train import make_parser
+
+    return make_parser(strategies.load(strategy)).format_help().rstrip()
+
+
+def _require(strategy: str, model: str) -> None:
+    if find_spec("torch") is None:
+        raise UsageError("recording needs torch, which is not installed: pip install 'zero-tracekit[record]'")
+    from runners.sizes import SIZES
+    from runners.strategies import MODULES
+
+    for option, name, known in (("--strategy", strategy, MODULES), ("--model", model, SIZES)):
+        if name not in known:
+            raise UsageError(f"{option} {name} is unknown: {suggestion(name, list(known))}")
