@@ -223,3 +223,15 @@ def test_every_age_of_torch_tells_kind_size_layer_and_match(tmp_path: Path, era:
             (40_000, 0),
             (40_000, 1_000),
         ]
+
+
+def test_step_numbers_that_differ_by_one_between_ranks_are_the_same_steps(tmp_path: Path) -> None:
+    ranks = [Rank(r, 2) for r in range(2)]
+    for rank in ranks:
+        for number in range(2):
+            at = 1000 * number
+            rank.step(2 + number + rank.rank, at, 1000)
+            rank.collective("all_reduce", at + 200, 40 + rank.rank, issued=at + 96, stream=REDUCE_STREAM, shard=8)
+    table = opened(tmp_path, ranks).collectives.sort("rank", "start_ns")
+    assert table["num_matched"].to_list() == [2, 2, 2, 2]
+    assert table["wait_ns"].to_list() == [0, 0, 1000, 1000]

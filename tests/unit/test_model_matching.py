@@ -9,7 +9,7 @@ INT, TEXT = pl.Int64, pl.String
 SCHEMA = {
     "rank": pl.Int32,
     "cycle": pl.Int32,
-    "step": INT,
+    "turn": INT,
     "kind": TEXT,
     "group": TEXT,
     "group_size": pl.Int32,
@@ -22,7 +22,7 @@ SCHEMA = {
 
 
 def rows(*data: dict[str, object]) -> pl.DataFrame:
-    plain = {"rank": 0, "cycle": 0, "step": 1, "kind": "all_reduce", "in_numel": 8, "issued_ns": 0, "dur_ns": 10}
+    plain = {"rank": 0, "cycle": 0, "turn": 1, "kind": "all_reduce", "in_numel": 8, "issued_ns": 0, "dur_ns": 10}
     return pl.DataFrame([{**plain, **row} for row in data], schema=SCHEMA)
 
 
@@ -64,7 +64,7 @@ def test_sequence_numbers_decide_before_order() -> None:
     frame = rows(
         {"rank": 0, "group": "tp", "seq": 7, "issued_ns": 1},
         {"rank": 0, "group": "tp", "seq": 8, "issued_ns": 2},
-        {"rank": 1, "group": "tp", "seq": 8, "issued_ns": 1, "step": 2},
+        {"rank": 1, "group": "tp", "seq": 8, "issued_ns": 1, "turn": 2},
     )
     assert matched(frame) == [(0,), (1, 2)]
 
@@ -96,9 +96,9 @@ def test_all_to_all_has_other_sizes_on_each_rank() -> None:
     assert matched(rows({"kind": "all_to_all"}, {"rank": 1, "kind": "all_to_all", "in_numel": 3})) == [(0, 1)]
 
 
-def test_step_numbers_off_by_one_are_the_same_steps() -> None:
-    frame = rows({"step": 2}, {"step": 3}, {"rank": 1, "step": 3}, {"rank": 1, "step": 4})
-    assert matched(frame) == [(0, 2), (1, 3)]
+def test_the_same_order_in_another_turn_is_another_collective() -> None:
+    frame = rows({"turn": 2}, {"turn": 3}, {"rank": 1, "turn": 3}, {"rank": 1, "turn": 2})
+    assert matched(frame) == [(0, 3), (1, 2)]
 
 
 def test_nothing_and_one_row() -> None:

@@ -12,7 +12,7 @@ from tracekit.model.layers import Attribution
 from tracekit.model.matching import with_matches, with_waits
 from tracekit.model.mesh import with_axes
 from tracekit.model.patterns import kind_by_name
-from tracekit.model.steps import step_at
+from tracekit.model.steps import step_at, turns
 from tracekit.read.manifest import Manifest
 
 # One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is
@@ -78,7 +78,9 @@ def collectives(
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = with_layers(rows.sort("at_ns", "index"), manifest)
     rows = _with_sizes(with_axes(rows, manifest, events))
-    rows = with_waits(with_matches(_with_overlap(rows, work), world_size))
+    together = turns(steps).select(*_RUN, "step", "turn")
+    rows = _with_overlap(rows, work).join(together, on=[*_RUN, "step"], how="left", nulls_equal=True)
+    rows = with_waits(with_matches(rows, world_size))
     ordered = rows.sort(*_RUN, "at_ns", "index")
     return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA)  # type: ignore[arg-type]
 

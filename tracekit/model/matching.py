@@ -17,11 +17,14 @@ _UNEVEN = ("all_to_all", "send", "recv", "other")
 
 
 def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFrame:
-    """Return the collectives with `match`, the same number on all ranks of one, and `num_matched` ranks in it."""
+    """Return the collectives with `match`, the same number on all ranks of one, and `num_matched` ranks in it.
+
+    They come with `turn`: the step by what ranks did together, which need not be its number (see steps.turns).
+    """
     group = pl.col("group").fill_null("")
     size = pl.when(pl.col("kind").is_in(_UNEVEN)).then(0).otherwise(pl.coalesce("in_numel", "out_numel", pl.lit(-1)))
     numbered = collectives.with_columns(
-        group.alias("__group"), size.cast(pl.Int64).alias("__size"), _step_ordinal().alias("__step")
+        group.alias("__group"), size.cast(pl.Int64).alias("__size"), pl.col("turn").alias("__step")
     )
     place = ["cycle", "__step", "__group", "kind", "__size"]
     nth = pl.int_range(pl.len(), dtype=pl.Int64).over("rank", *place, order_by="issued_ns")
@@ -36,11 +39,6 @@ def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFr
         .drop("__group", "__size", "__step", "__nth")
         .with_columns(pl.coalesce("group_size", pl.lit(world_size, pl.Int32)).alias("num_needed"))
     )
-
-
-def _step_ordinal() -> pl.Expr:
-    """Steps by their order on each rank: their numbers are labels that can differ between ranks by one."""
-    return pl.col("step").rank("dense").over("rank", "cycle")
 
 
 def with_waits(matched: pl.DataFrame) -> pl.DataFrame:
