@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from tracekit.errors import InputError, UsageError
-from tracekit.plan import PLAN_SCHEMA, STRATEGIES, TERMS_SCHEMA, plan, terms_by_place
+from tracekit.plan import PASSES, PLAN_SCHEMA, STRATEGIES, TERMS_SCHEMA, plan, terms_by_place
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ def read_plan(path: Path) -> pl.DataFrame:
 
     try:
         rows = msgspec.json.decode(path.read_bytes())["rows"]
-        return pl.DataFrame(rows, schema=PLAN_SCHEMA, orient="row", strict=True)
+        told = pl.DataFrame(rows, schema=PLAN_SCHEMA, orient="row", strict=True)
+        unknown = told.select("payload_numel", "passes").null_count().sum_horizontal()[0]
+        if unknown or not set(told["kind"]) <= set(PASSES):
+            raise KeyError("kind, payload_numel or passes")
+        return told
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
         problem = " ".join(str(error).split())[:120]
         raise InputError(f"{path}: no plan ({problem}); write one with tracekit plan --format json -o FILE") from None

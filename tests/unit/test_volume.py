@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from fakes import SMALL, collective, manifest_of, run_of, step
 
-from analysis.volume import backend, ledger, totals, volume
+from analysis.volume import backend, totals, volume
 from tracekit.errors import UsageError
 from tracekit.plan import plan
 from tracekit.read.manifest import Precision
@@ -88,7 +88,6 @@ def test_the_only_mesh_axis_is_meant_where_none_is_told():
 def test_incomplete_steps_have_no_plan():
     run = run_of(FSDP2, steps=[step(5, 0, 1, complete=False, reason="cut")], collectives=as_planned(FSDP2)[:3])
     assert volume(run)["plan_passes_numel"].to_list() == [None]
-    assert ledger(run).is_empty()
 
 
 def test_coverage_says_how_much_of_a_total_is_known():
@@ -110,47 +109,6 @@ def test_totals_put_theory_plan_measured_and_backend_side_by_side():
     assert row["backend_psi"] == pytest.approx(88 / 24)
 
 
-def test_the_ledger_walks_from_theory_to_the_trace():
-    assert ledger(run_as_planned(ZERO2)).select("term", "numel", "payload_bytes").rows() == [
-        ("theory", 48, 96),
-        ("all-reduce in place of reduce-scatter", 24, 0),
-        ("overflow check", 2, 1),
-        ("gradient norm", 2, 4),
-        ("measured", 76, 101),
-        ("unexplained", 0, 0),
-    ]
-
-
-def test_what_no_term_explains_is_named():
-    loss = collective("all_reduce", "stream 20", 0, 1, numel=1)
-    rows = ledger(run_as_planned(FSDP2, loss)).select("term", "numel", "payload_bytes").rows()
-    assert rows[-2:] == [("measured", 66, 180), ("unexplained", 2, 4)]
-
-
-def test_nothing_is_called_explained_while_sizes_are_unknown():
-    frame = ledger(run_as_planned(FSDP2, collective("all_reduce", "stream 20", 0, 1)))
-    assert frame.filter(pl.col("term") == "unexplained")["numel"].to_list() == [None]
-
-
-def test_a_strategy_without_a_plan_still_has_its_theory():
-    run = run_of(
-        manifest_of("ddp", SMALL),
-        steps=[step(5, 0, 1)],
-        collectives=[collective("all_reduce", "stream 20", 0, 1, numel=24)],
-    )
-    assert ledger(run).select("term", "numel", "payload_bytes").rows() == [
-        ("theory", 48, None),
-        ("measured", 48, 96),
-        ("unexplained", 0, None),
-    ]
-
-
-def test_a_foreign_trace_has_neither():
-    run = run_of(steps=[step(5, 0, 1)], collectives=[collective("all_reduce", "stream 20", 0, 1, numel=24)])
-    assert ledger(run).select("term", "numel", "psi").rows() == [("measured", 48, None), ("unexplained", None, None)]
-    assert totals(run).select("theory_numel", "plan_numel", "measured_numel").row(0) == (None, None, 48)
-
-
 def test_the_backend_is_held_to_what_it_did():
     row = collective("reduce_scatter", "stream 20", 0, 1, numel=10, backend_kind="all_reduce")
     frame = backend(run_of(collectives=[row, collective("broadcast", "stream 20", 0, 1, numel=3, backend_kind=None)]))
@@ -169,7 +127,7 @@ def test_steps_of_a_trace_without_marks_are_measured():
 @pytest.mark.parametrize("manifest", [None, FSDP2])
 def test_an_empty_run_gives_empty_tables(manifest):
     run = run_of(manifest)
-    for frame in (volume(run), volume(run, by=["layer"]), totals(run), ledger(run), backend(run)):
+    for frame in (volume(run), volume(run, by=["layer"]), totals(run), backend(run)):
         assert frame.is_empty()
     assert volume(run, by=["layer"]).columns[:5] == ["rank", "step", "kind", "axis", "layer"]
 
@@ -177,3 +135,33 @@ def test_an_empty_run_gives_empty_tables(manifest):
 def test_an_unknown_column_is_refused():
     with pytest.raises(UsageError, match=r"grouped by lane; use any of layer, phase, dtype"):
         volume(run_of(), by=["lane"])
+
+
+def test_a_gather_whose_operator_tells_no_output_is_its_input_times_the_group():
+    # FSDP1 on gloo gathers into a list of shards.
+    row = collective("all_gather", "stream 20", 0, 1) | {"in_numel": 250, "group_size": 4, "passes": 1}
+    row |= {"payload_bytes": 4000, "dtype": "float32", "wire_bytes": 3000}
+    assert volume(run_of(collectives=[row])).select("numel", "passes_numel", "coverage").rows() == [(1000, 1000, 1.0)]
+
+
+@pytest.mark.parametrize("parts", [1, 10])
+def test_buckets_of_the_last_gather_change_its_count_and_not_its_volume(parts):
+    # DeepSpeed's parameter all-gather after the optimizer is of no layer, in one call or in ten.
+    numel = 1000 // parts
+    place = {"layer": None, "phase": "optimizer", "axis": "dp_shard"}
+    calls = [collective("all_gather", "stream 20", i, i + 1, numel=numel) | place for i in range(parts)]
+    row = volume(run_of(collectives=calls), by=["layer", "phase"]).row(0, named=True)
+    assert (row["num_collectives"], row["numel"], row["payload_bytes"]) == (parts, 1000, 4000)
+    assert (row["layer"], row["phase"]) == (None, "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("gradients", "psi"), [(["all_reduce"], 3.0), (["reduce", "reduce"], 2.0), (["reduce_scatter"], 2.0)]
+)
+def test_the_three_shapes_of_stage_2_are_told_apart_by_kind(gradients, psi):
+    # Ψ = 24: gradients all-reduced, reduced to each owner, or reduce-scattered; then one gather of the parameters.
+    sends = [collective(kind, "s", i, i + 1, numel=24 // len(gradients)) for i, kind in enumerate(gradients)]
+    gather = collective("all_gather", "s", 8, 9, numel=24)
+    frame = volume(run_of(manifest_of("zero2", SMALL), collectives=[*sends, gather]))
+    assert frame["psi"].sum() == psi
+    assert set(frame["kind"]) == {"all_gather", *gradients}

@@ -49,7 +49,7 @@ def prove(strategy: str, size: Size, mesh: Mapping[str, int], args: Sequence[str
         runner, model = _wrapped(strategy, size, args)
         tokens = _batches(runner.setup.args, size)
         runner.make_optimizer(1e-3)
-        with record, torch.device("cpu"):
+        with record:
             runner.step(tokens)
         del model
     return plan_frame(record.calls)

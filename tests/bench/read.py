@@ -1,0 +1,188 @@
+"""How fast and in how much memory traces are read, side by side with HTA and with what reading costs at least.
+
+``python tests/bench/read.py``. Environment: EVENTS of the large generated trace (5000000), REPEATS (5).
+Every figure is the median of REPEATS runs that take turns, each a fresh process whose imports do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import generate
+
+CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", Path(__file__).parents[3] / "shared" / "corpus"))
+REPEATS = int(os.environ.get("REPEATS", "5"))
+EVENTS = int(os.environ.get("EVENTS", "5000000"))
+
+# What a fresh process does: import, note its memory, work on a file, print seconds, bytes above the imports, events.
+_CHILD = """
+import json, resource, sys, time
+from pathlib import Path
+path, work = Path(sys.argv[1]), sys.argv[2]
+import polars, msgspec, numpy
+from isal import igzip, isal_zlib
+from tracekit.read.decode import decode
+import tracekit.model.run, tracekit
+polars.DataFrame({"a": [1]}).filter(polars.col("a") > 0)
+
+def tables(run):
+    for name in ("steps", "work", "collectives", "memory"):
+        getattr(run, name)
+    return run.events.height
+
+def opened(cache):
+    import inspect
+    known = "cache" in inspect.signature(tracekit.open).parameters
+    return tables(tracekit.open(path, cache=cache) if known else tracekit.open(path))
+
+if work == "hta":
+    import logging
+    logging.disable(logging.CRITICAL)
+    from hta.trace_analysis import TraceAnalysis
+if work == "floor":
+    import simdjson
+do = {
+    "tables": lambda: opened(False),
+    "cached": lambda: opened(True),
+    "frames": lambda: decode(path).columns.events.height,
+    "hta": lambda: len(TraceAnalysis(trace_files={0: str(path)}, trace_dir="").t.get_trace(0)),
+    "floor": lambda: len(simdjson.Parser().parse(igzip.decompress(path.read_bytes()))["traceEvents"]),
+}[work]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.perf_counter()
+events = do()
+seconds = time.perf_counter() - start
+grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(json.dumps({"seconds": seconds, "bytes": grown, "peak": grown + 1024 * before, "events": events}))
+"""
+
+
+def measure(path: Path, work: str) -> dict[str, Any]:
+    """Run one kind of work on a file in a fresh process."""
+    done = subprocess.run(  # noqa: S603 - our own text
+        [sys.executable, "-W", "ignore", "-c", _CHILD, str(path), work],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{work} of {path.name} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def medians(path: Path, works: list[str], repeats: int) -> dict[str, dict[str, float]]:
+    """Return the medians for several kinds of work, which take turns."""
+    seen: dict[str, list[dict[str, Any]]] = {work: [] for work in works}
+    for _ in range(repeats):
+        for work in works:
+            seen[work].append(measure(path, work))
+    return {w: {key: statistics.median(one[key] for one in rows) for key in rows[0]} for w, rows in seen.items()}
+
+
+def machine() -> str:
+    """Say where this runs, with which versions."""
+    model = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "?")
+    names = ("polars", "msgspec", "isal", "pysimdjson", "traceinsight")
+    packages = ", ".join(f"{name} {version(name)}" for name in names)
+    return f"{os.cpu_count()} cores of {model}, Python {platform.python_version()}, {packages}"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def say(what: str, value: str, bound: str, *, holds: bool) -> bool:
+    """Print one figure with its bound."""
+    print(f"{what:<58} {value:>22}   {bound:<18} {'holds' if holds else 'FAILS'}", flush=True)
+    return holds
+
+
+def small(path: Path, json_bytes: int) -> list[bool]:
+    """Compare with HTA, the floor and the second opening."""
+    got = medians(path, ["floor", "tables", "frames", "hta"], REPEATS)
+    for work, one in got.items():
+        print(f"  {work:<8} {one['seconds']:.3f} s, {one['bytes'] / 2**20:.0f} MiB above the imports")
+    tables = got["tables"]
+    hta, floor = got["hta"]["seconds"] / tables["seconds"], tables["seconds"] / got["floor"]["seconds"]
+    share = tables["bytes"] / json_bytes
+    return [
+        say("HTA's load / file to all tables", f"{hta:.1f}", "at least 8", holds=hta >= 8),
+        say("file to all tables / floor (igzip + simdjson)", f"{floor:.2f}", "at most 2.5", holds=floor <= 2.5),
+        say("peak bytes a byte of JSON", f"{share:.2f}", "at most 3", holds=share <= 3),
+        *second_opening(path, tables["seconds"]),
+    ]
+
+
+def second_opening(path: Path, first: float) -> list[bool]:
+    """Compare the opening from the cache with the first."""
+    try:
+        import tracekit.read.cache  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        print("second opening: no cache yet, skipped")
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        measure(path, "cached")
+        ratio = first / medians(path, ["cached"], REPEATS)["cached"]["seconds"]
+    return [say("first opening / second, file to all tables", f"{ratio:.1f}", "at least 10", holds=ratio >= 10)]
+
+
+def large(folder: Path) -> list[bool]:
+    """Read a generated trace, and one of half the size, and compare."""
+    halves = {}
+    for name, count in (("half", EVENTS // 2), ("whole", EVENTS)):
+        path = folder / f"{name}.json.gz"
+        size = generate.write(path, count)
+        halves[name] = medians(path, ["frames", "tables"], max(1, REPEATS // 2))
+        for work, one in halves[name].items():
+            rate = count / one["seconds"]
+            print(
+                f"  {count} events, {size / 1e9:.2f} GB: {work:<7} {one['seconds']:.1f} s, {rate:,.0f} events a second, peak {one['peak'] / 2**30:.2f} GiB"
+            )
+    frames = halves["whole"]["frames"]
+    rate, growth = EVENTS / frames["seconds"], frames["seconds"] / halves["half"]["frames"]["seconds"]
+    peak = frames["peak"] / 2**30
+    return [
+        say(
+            f"{EVENTS} events: events a second, file to frames",
+            f"{rate:,.0f}",
+            "at least 300,000",
+            holds=rate >= 300_000,
+        ),
+        say(f"{EVENTS} events: peak GiB, file to frames", f"{peak:.2f}", "at most 3", holds=peak <= 3),
+        say("time for twice the events", f"{growth:.2f}", "at most 2.1", holds=growth <= 2.1),
+    ]
+
+
+def with_file(then: Callable[[Path, int], list[bool]], folder: Path) -> list[bool]:
+    """Use the public H100 trace, or a generated one of its size."""
+    path = CORPUS / "h100-132k-events.json.gz"
+    if path.is_file():
+        import gzip
+
+        return then(path, len(gzip.decompress(path.read_bytes())))
+    print(f"no {path}: a generated trace of the same size instead")
+    path = folder / "generated.json.gz"
+    return then(path, generate.write(path, 132_000))
+
+
+def main() -> int:
+    """Print every figure; 1 where one does not hold."""
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, load {os.getloadavg()[0]:.1f}, medians of {REPEATS}")
+    with tempfile.TemporaryDirectory() as name:
+        held = with_file(small, Path(name))
+        held += large(Path(name)) if EVENTS else []
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
