@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHECKED := tracekit runners analysis tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types pytest browser clean
+.PHONY: help setup demo test lint types pytest browser claims clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ types: $(STAMP) ## pyright, strict on the packages
 
 pytest: $(STAMP) ## the test suite alone
 	$(BIN)/python -m pytest
+
+claims: $(STAMP) ## answer the lesson's claims from recorded and proved numbers, in docs/claims.md
+	$(BIN)/python -m analysis.claims
 
 clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
