@@ -71,13 +71,16 @@ def read_plan(path: Path) -> pl.DataFrame:
     try:
         rows = msgspec.json.decode(path.read_bytes())["rows"]
         told = pl.DataFrame(rows, schema=PLAN_SCHEMA, orient="row", strict=True)
-        unknown = told.select("payload_numel", "passes").null_count().sum_horizontal()[0]
-        if unknown or not set(told["kind"]) <= set(PASSES):
-            raise KeyError("kind, payload_numel or passes")
-        return told
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
-        problem = " ".join(str(error).split())[:120]
-        raise InputError(f"{path}: no plan ({problem}); write one with tracekit plan --format json -o FILE") from None
+        raise _no_plan(path, " ".join(str(error).split())[:120]) from None
+    unknown = told.select("payload_numel", "passes").null_count().sum_horizontal()
+    if sum(unknown) or not set(told["kind"]) <= set(PASSES):
+        raise _no_plan(path, "calls without kind, elements or passes")
+    return told
+
+
+def _no_plan(path: Path, problem: str) -> InputError:
+    return InputError(f"{path}: no plan ({problem}); write one with tracekit plan --format json -o FILE")
 
 
 def _of_manifest(manifest: Manifest, strategy: str | None) -> Expectation:

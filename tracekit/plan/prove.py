@@ -40,8 +40,6 @@ def prove(strategy: str, size: Size, mesh: Mapping[str, int], args: Sequence[str
     """
     if strategy not in PROVABLE:
         raise UsageError(f"--prove {strategy} is not possible: only {', '.join(PROVABLE)} run without data")
-    import torch
-
     from runners import strategies
 
     strategies.load(strategy)
@@ -97,6 +95,7 @@ def differences(planned: pl.DataFrame, proved: pl.DataFrame) -> pl.DataFrame:
 def _wrapped(strategy: str, size: Size, args: Sequence[str]) -> tuple[Any, Any]:
     """The runner's strategy around a model of this size, as `runners/train.py` makes them."""
     import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     from runners import train
     from runners.models import Decoder
@@ -106,12 +105,16 @@ def _wrapped(strategy: str, size: Size, args: Sequence[str]) -> tuple[Any, Any]:
     try:
         parsed, kind = train.parse(["--strategy", strategy, *args])
         runner = kind(Setup(parsed, torch.device("cpu"), 0, torch.distributed.get_world_size()))
-        with _kept_as_made():
-            model = Decoder(size)
+        with _kept_as_made(), unset_fake_temporarily():
+            # Sharded on the meta device, as the runner does with large models: cutting is cheap there.
+            with torch.device("meta"):
+                model = Decoder(size)
             freeze(model, parsed.freeze or ())
             if parsed.activation_checkpointing:
                 checkpoint_blocks(model)
+            model.to_empty = lambda **_: model  # pyright: ignore[reportAttributeAccessIssue]
             model = runner.wrap(model)
+        torch.nn.Module.to_empty(model, device="cpu")
     except (RecordError, SystemExit) as error:
         raise UsageError(f"--prove {strategy} {' '.join(args)} is refused by the runner: {error}") from None
     return runner, model
