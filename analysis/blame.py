@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from analysis.overlap import communication
 from tracekit import intervals
+from tracekit.model.hiding import PLACE, hiding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +83,7 @@ def blame(run: Run) -> pl.DataFrame:
     - `launched late`: issued after the device had run out of compute;
     - `bandwidth`: it ran beside compute and outlasted it.
 
-    Causes add up to the exposed time of the step, communication in no known collective apart.
+    Causes add up to the exposed time of the step.
     """
     rows = list(_causes(run))
     table = pl.DataFrame(rows, schema=dict(list(SCHEMA.items())[:-1]), orient="row")
@@ -120,20 +122,22 @@ def bound(run: Run) -> pl.DataFrame:
 
 
 def _causes(run: Run) -> Iterator[tuple[object, ...]]:
-    """(rank, step, layer, phase, kind, cause, exposed_ns) for each collective and cause."""
-    place = ["rank", "cycle", "device"]
-    compute = run.work.filter(pl.col("class") == "compute").sort("start_ns").partition_by(place, as_dict=True)
-    ran = run.collectives.filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index")
-    for key, group in ran.partition_by(place, as_dict=True, maintain_order=True).items():
-        device = _device(compute.get(key, run.work.clear()), is_cpu=key[2] == "cpu")
+    """(rank, step, layer, phase, kind, cause, exposed_ns) for each piece of communication and cause."""
+    cover = hiding(run.work)
+    compute = run.work.filter(pl.col("class") == "compute").sort("start_ns").partition_by(PLACE, as_dict=True)
+    ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index")
+    for place, group in ran.partition_by(PLACE, as_dict=True, maintain_order=True).items():
+        hidden_by = cover.get(place, intervals.EMPTY)
+        device = _device(compute.get(place, run.work.clear()), hidden_by, is_cpu=place[1] == "cpu")
         accounted_until = -(2**62)
         lane_ends: dict[str, int] = {}
         for row in group.iter_rows(named=True):
             start, end = row["start_ns"], row["start_ns"] + row["dur_ns"]
             own = intervals.union([max(start, accounted_until)], [end])
             accounted_until = max(accounted_until, end)
-            exposed = intervals.subtract(own, device.busy)
-            waited = intervals.clip(exposed, start, start + (row["wait_ns"] or 0))
+            exposed = intervals.subtract(own, hidden_by)
+            # A call waits at its first kernel.
+            waited = intervals.clip(exposed, start, start + (row["wait_ns"] or 0 if row["is_collective"] else 0))
             rest = intervals.length(exposed) - intervals.length(waited)
             where = (row["rank"], row["step"], row["layer"], row["phase"], row["kind"])
             yield (*where, "late rank", intervals.length(waited))
@@ -141,13 +145,13 @@ def _causes(run: Run) -> Iterator[tuple[object, ...]]:
             lane_ends[row["lane"]] = end
 
 
-def _device(work: pl.DataFrame, *, is_cpu: bool) -> _Device:
+def _device(work: pl.DataFrame, busy: Intervals, *, is_cpu: bool) -> _Device:
     learning = pl.col("start_ns").filter(pl.col("phase").is_in(["forward", "backward"])).max()
     any_other = pl.col("start_ns").filter(pl.col("phase") != "optimizer").max()
     last = pl.coalesce(learning, any_other).alias("last")
     reaches = work.group_by("step").agg(pl.col("start_ns").min().alias("first"), last)
     return _Device(
-        intervals.union(work["start_ns"], work["start_ns"] + work["dur_ns"]),
+        busy,
         work["start_ns"].to_numpy(),
         work["layer"].to_list(),
         {step: (first, last) for step, first, last in reaches.iter_rows()},

@@ -8,6 +8,7 @@ import polars as pl
 
 from analysis.overlap import PLACE, union_by_place
 from tracekit import intervals
+from tracekit.model.hiding import hiding
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -40,7 +41,8 @@ class _Shares(NamedTuple):
 def breakdown(run: Run) -> pl.DataFrame:
     """Each step's length on the device and the four parts it divides into, in ns; one row a rank and step.
 
-    A moment counts as compute when any compute runs, else as exposed communication when any communication
+    A moment counts as compute when any compute runs (but for a crossing with communication of its own lane, which
+    hides nothing), else as exposed communication when any communication
     runs, else as exposed copy when any copy runs, else as idle: so the parts never overlap and `residual_ns`,
     the step minus its parts, is 0. Work of class `other` (waits, unknown rows) occupies nothing and counts as
     idle.
@@ -88,11 +90,13 @@ def _on_device(work: pl.DataFrame) -> pl.DataFrame:
 def _shares(work: pl.DataFrame) -> dict[tuple[object, ...], _Shares]:
     by_class = {name: union_by_place(work.filter(pl.col("class") == name)) for name in ("compute", "comm", "copy")}
     busy = union_by_place(work.filter(pl.col("class").is_in(list(by_class))))
+    cover = hiding(work)
     shares: dict[tuple[object, ...], _Shares] = {}
     for place, union in busy.items():
         compute, comm, copy = (by_class[name].get(place, intervals.EMPTY) for name in by_class)
+        exposed = intervals.subtract(comm, cover.get(place, intervals.EMPTY))
         exposed_copy = intervals.subtract(intervals.subtract(copy, compute), comm)
-        shares[place] = _Shares(compute, intervals.subtract(comm, compute), exposed_copy, union)
+        shares[place] = _Shares(intervals.subtract(compute, exposed), exposed, exposed_copy, union)
     return shares
 
 

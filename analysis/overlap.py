@@ -8,9 +8,10 @@ import polars as pl
 
 from tracekit import intervals
 from tracekit.errors import UsageError
+from tracekit.model.hiding import hiding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracekit.model.run import Run
 
@@ -39,8 +40,8 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
     - `num_collectives`: collectives of the group, those that never ran on a device included;
     - `comm_ns`: length of the union of the group's communication intervals, within a rank and device, summed
       over the ranks and devices of the group; null when none of its collectives ran;
-    - `overlapped_ns`: the part of it during which any compute runs on the same device, whichever step the
-      compute belongs to; `exposed_ns`: the rest;
+    - `overlapped_ns`: the part of it during which any compute runs on another lane of the same device,
+      whichever step the compute belongs to; `exposed_ns`: the rest;
     - `overlap_ratio`: overlapped over comm, null when there was no communication.
 
     Groups may overlap one another, so times of rows do not add up to the time of a coarser grouping.
@@ -55,7 +56,7 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
     groups = keys or ["all"]
     spans = communication(run).with_columns(pl.lit(0).alias("all"))
     merged = islands(spans, list(dict.fromkeys((*groups, *PLACE))))
-    hidden = covered(merged, run.work.filter(pl.col("class") == "compute"))
+    hidden = covered(merged, hiding(run.work))
     times = (
         merged.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("comm_ns"), hidden.alias("overlapped_ns"))
         .group_by(groups)
@@ -77,21 +78,26 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
 
 
 def communication(run: Run) -> pl.DataFrame:
-    """Every communication span: the collectives, then communication work that is part of none (null kind)."""
-    collectives = run.collectives.with_columns(pl.lit(value=True).alias("is_collective"))
-    work = run.work.filter(pl.col("class") == "comm")
-    rest = work.join(run.collectives, on=[*PLACE, *_SPAN], how="anti", nulls_equal=True)
-    columns = [*dict.fromkeys((*_GROUPABLE, *_SPAN)), "is_collective"]
-    return pl.concat(
-        [
-            collectives.select(columns),
-            rest.with_columns(pl.lit(value=False).alias("is_collective")).select(
-                column if column in rest.columns or column == "is_collective" else pl.lit(None).alias(column)
-                for column in columns
-            ),
-        ],
-        how="vertical_relaxed",
+    """Every piece of communication with what is known of its collective, and the collectives that never ran.
+
+    `is_collective` is true once a collective, so that it can be counted; work of no known collective has a null kind.
+    """
+    attributes = [name for name in run.collectives.columns if name not in run.work.columns]
+    key = ["rank", "cycle"]
+    known = run.collectives.select(*key, "call", "index", "step", "layer", "phase", *attributes)
+    work = run.work.filter(pl.col("class") == "comm").drop("step", "layer", "phase")
+    named = known.drop_nulls("call").rename({"index": "first"})
+    of_calls = work.drop_nulls("call").join(named, on=[*key, "call"], how="left")
+    alone = work.filter(pl.col("call").is_null()).join(
+        known.filter(pl.col("call").is_null()).drop("call").with_columns(pl.col("index").alias("first")),
+        on=[*key, "index"],
+        how="left",
     )
+    counted = (pl.col("index") == pl.col("first")).fill_null(value=False).alias("is_collective")
+    never = run.collectives.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(value=True).alias("is_collective"))
+    columns = [*dict.fromkeys((*_GROUPABLE, *_SPAN)), "index", "issued_ns", "wait_ns", "is_collective"]
+    parts = [of_calls.with_columns(counted), alone.with_columns(counted), never]
+    return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
 
 
 def islands(spans: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -113,13 +119,12 @@ def islands(spans: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     )
 
 
-def covered(spans: pl.DataFrame, cover: pl.DataFrame) -> pl.Series:
-    """How many ns of each span (rank, device, start_ns, end_ns) lie under `cover` (the same, with dur_ns)."""
+def covered(spans: pl.DataFrame, cover: Mapping[tuple[object, ...], intervals.Intervals]) -> pl.Series:
+    """How many ns of each span (rank, device, start_ns, end_ns) lie under what covers its place."""
     result = pl.Series("covered_ns", [0], dtype=pl.Int64).new_from_index(0, spans.height)
-    unions = union_by_place(cover)
     for place, rows in spans.with_row_index("row").group_by(PLACE):
-        if place in unions:
-            inside = intervals.covered(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), unions[place])
+        if place in cover:
+            inside = intervals.covered(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), cover[place])
             result = result.scatter(rows["row"], inside)
     return result
 

@@ -40,6 +40,7 @@ TABLES = {
     "bound": "analysis.blame.bound",
     "skew": "analysis.skew.skew",
     "stragglers": "analysis.skew.stragglers",
+    "mismatches": "analysis.skew.mismatches",
     "clocks": "analysis.skew.clocks",
     "bandwidth": "analysis.bandwidth.bandwidth",
     "groups": "analysis.groups.groups",

@@ -286,6 +286,7 @@ _SECTIONS: list[tuple[Any, ...]] = [
             "bandwidth": "Bandwidth from transfer time",
             "groups": "Process groups",
             "together": "In flight at the same time",
+            "mismatches": "Collectives that not every rank has",
             "clocks": "Clocks of the hosts",
         },
     ),

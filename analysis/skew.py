@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit.model.matching import SYMMETRIC
+from tracekit.model.steps import turns
+
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
@@ -30,6 +33,17 @@ CLOCKS_SCHEMA = pl.Schema(
         "offset_ns": pl.Int64,
         "spread_ns": pl.Int64,
         "num_collectives": pl.Int64,
+    }
+)
+MISMATCHES_SCHEMA = pl.Schema(
+    {
+        "step": pl.Int64,
+        "kind": pl.String,
+        "group": pl.String,
+        "in_numel": pl.Int64,
+        "rank": pl.Int32,
+        "num_collectives": pl.Int64,
+        "num_elsewhere": pl.Int64,
     }
 )
 STRAGGLERS_SCHEMA = pl.Schema(
@@ -119,6 +133,32 @@ def stragglers(run: Run) -> pl.DataFrame:
         )
         .sort("rank")
         .select(pl.col(name).cast(dtype) for name, dtype in STRAGGLERS_SCHEMA.items())
+    )
+
+
+def mismatches(run: Run) -> pl.DataFrame:
+    """Where ranks recorded different numbers of the same collective in a step: MISMATCHES_SCHEMA.
+
+    One row a rank that has others than `num_elsewhere`, the number that most ranks have. No waits are told of these.
+    """
+    rows = run.collectives.join(
+        turns(run.steps).select("rank", "cycle", "step", "turn"),
+        on=["rank", "cycle", "step"],
+        how="left",
+        nulls_equal=True,
+    )
+    same = ["cycle", "turn", "group", "kind", "in_numel"]
+    counts = (
+        rows.filter(pl.col("seq").is_null(), pl.col("kind").is_in(SYMMETRIC), pl.col("kind") != "all_to_all")
+        .group_by(*same, "rank")
+        .agg(pl.col("step").first(), pl.len().alias("num_collectives"))
+    )
+    usual = counts.group_by(same).agg(pl.col("num_collectives").mode().min().alias("num_elsewhere"))
+    return (
+        counts.join(usual, on=same, nulls_equal=True)
+        .filter(pl.col("num_collectives") != pl.col("num_elsewhere"))
+        .sort("step", "kind", "group", "in_numel", "rank")
+        .select(pl.col(name).cast(dtype) for name, dtype in MISMATCHES_SCHEMA.items())
     )
 
 

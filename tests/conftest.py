@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# A slow machine is no failure: times belong to the benchmarks.
+settings.register_profile("tracekit", deadline=None)
+settings.load_profile("tracekit")
 
 
 @pytest.fixture(autouse=True, scope="session")

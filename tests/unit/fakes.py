@@ -28,7 +28,23 @@ def run_of(manifest=None, **tables) -> SimpleNamespace:
         name: pl.DataFrame([{**PLACE, **row} for row in tables.get(name, [])], schema=schema)
         for name, schema in SCHEMAS.items()
     }
+    frames |= _numbered(frames["work"], frames["collectives"])
     return SimpleNamespace(name="fake", paths=[], manifest=manifest, psi=manifest.psi if manifest else None, **frames)
+
+
+def _numbered(work, collectives) -> dict[str, pl.DataFrame]:
+    """Work with an index a row and a piece for each collective that ran, and collectives with the index of theirs."""
+    place = ["rank", "cycle", "device", "lane", "start_ns", "dur_ns"]
+    ran = collectives.drop_nulls("dur_ns").join(work, on=place, how="anti", nulls_equal=True)
+    own = ran.select(*place, "step", "layer", "phase", pl.lit("comm").alias("class"), pl.lit("nccl").alias("name"))
+    work = pl.concat([work, own], how="diagonal")
+    numbered = work.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("index"))
+    nth = pl.int_range(pl.len()).over(place).alias("nth")
+    comm = numbered.filter(pl.col("class") == "comm").with_columns(nth)
+    found = comm.select(*place, "nth", pl.col("index").alias("found"))
+    told = collectives.with_columns(nth).join(found, on=[*place, "nth"], how="left", maintain_order="left")
+    indexed = told.with_columns(pl.coalesce("found", pl.lit(-1) - pl.int_range(pl.len())).alias("index"))
+    return {"work": numbered, "collectives": indexed.drop("found", "nth")}
 
 
 def work(kind, lane, start_us, end_us, *, step=5, **more) -> dict[str, object]:

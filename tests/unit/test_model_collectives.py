@@ -8,6 +8,8 @@ import pytest
 from kineto import GLOO, kernel, mark, span, step, write
 
 import tracekit
+from analysis.breakdown import breakdown
+from analysis.overlap import overlap
 from tracekit.model.buckets import _bucket_spans
 from tracekit.model.calls import op_sizes
 
@@ -193,3 +195,85 @@ def test_sizes_from_operator_shapes(kind: str, dims: str, sizes: tuple[int | Non
 def test_buckets_are_read_only_where_the_sums_meet(buckets: list[int], spans: list[str] | None) -> None:
     gradients = [(2, "layers.1"), (3, "layers.1"), (3, "layers.0"), (4, "layers.0")]
     assert _bucket_spans(buckets, gradients) == spans
+
+
+def comms(ts: float, numel: int, ident: int, *, name: str = "_allgather_base", dtype: str = "Float") -> dict[str, Any]:
+    args = {
+        "Collective name": name,
+        "In msg nelems": numel,
+        "Out msg nelems": 4 * numel,
+        "Group size": 4,
+        "dtype": dtype,
+    }
+    return span("record_param_comms", ts, 5) | {"args": {**args, "External id": ident}}
+
+
+@pytest.mark.parametrize(
+    "outer", [span("c10d::allgather_into_tensor_coalesced_", 100, 30), mark("nccl:coalesced", 100, 30)]
+)
+def test_coalesced_collectives_are_added(tmp_path: Path, outer: dict[str, Any]) -> None:
+    own = {"External id": 13, "Collective name": "_allgather_base", "In msg nelems": 300, "Out msg nelems": 1200}
+    row = kernel(
+        "ncclDevKernel_AllGather", 150, 50, stream=20, correlation=2, launch=121, args=own | {"dtype": "Float"}
+    )
+    table = collectives(tmp_path, [outer, comms(101, 100, 11), comms(107, 200, 12), comms(113, 300, 13), *row])
+    assert table.select("kind", "out_numel", "payload_bytes", "dur_ns").rows() == [("all_gather", 2400, 9600, 50_000)]
+
+
+def test_coalesced_collectives_of_two_dtypes_are_unknown_and_not_one_of_them(tmp_path: Path) -> None:
+    rows = [mark("nccl:coalesced", 100, 30), comms(101, 100, 11), comms(107, 200, 12, dtype="BFloat16")]
+    assert collectives(tmp_path, rows).select("kind", "out_numel", "payload_bytes").rows() == [
+        ("all_gather", None, None)
+    ]
+
+
+def test_a_call_of_two_kernels_is_one_collective_whose_pause_hides_nothing(tmp_path: Path) -> None:
+    events = [
+        comms(50, 100, 77) | {"dur": 20},
+        *kernel("ncclDevKernel_AllGather", 60, 10, stream=20, correlation=2, launch=55),
+        *kernel("gemm", 80, 50, stream=7, correlation=1, launch=5),
+        *kernel("ncclDevKernel_AllGather", 150, 10, stream=20, correlation=3, launch=56),
+    ]
+    run = tracekit.open(write(tmp_path / "r.json", [step(1, 0, 1000), *events]))
+    assert run.collectives.select("start_ns", "dur_ns", "overlapped_ns", "exposed_ns").rows() == [
+        (60_000, 100_000, 0, 20_000)
+    ]
+    times = overlap(run).select("num_collectives", "comm_ns", "overlapped_ns", "exposed_ns").rows()
+    assert times == [(1, 20_000, 0, 20_000)]
+
+
+def test_a_crossing_on_one_lane_is_no_overlap_in_any_table(tmp_path: Path) -> None:
+    events = [
+        *kernel("gemm", 10, 100, stream=7, correlation=1),
+        *kernel("ncclDevKernel_AllGather", 60, 100, stream=7, correlation=2),
+    ]
+    run = tracekit.open(write(tmp_path / "r.json", [step(1, 0, 1000), *events]))
+    assert run.collectives.select("overlapped_ns", "exposed_ns").rows() == [(0, 100_000)]
+    assert overlap(run).select("overlapped_ns", "exposed_ns").rows() == [(0, 100_000)]
+    parts = breakdown(run).select("step_ns", "compute_ns", "exposed_comm_ns", "residual_ns").rows()
+    assert parts == [(150_000, 50_000, 100_000, 0)]
+
+
+@pytest.mark.parametrize(("sent", "received"), [(-1, -4), (2**61, 2**62), (2**40, 2**62)])
+def test_impossible_sizes_are_unknown(tmp_path: Path, sent: int, received: int) -> None:
+    args = {"Collective name": "_allgather_base", "In msg nelems": sent, "Out msg nelems": received, "dtype": "Float"}
+    row = kernel(
+        "ncclDevKernel_AllGather", 60, 10, stream=20, correlation=2, args={**args, "Group size": 5_000_000_000}
+    )
+    table = collectives(tmp_path, row)
+    assert table.select("payload_bytes", "wire_bytes", "group_size").rows() == [(None, None, None)]
+
+
+def test_an_all_gather_that_tells_only_its_input_is_filled_from_the_group(tmp_path: Path) -> None:
+    args = {"Collective name": "_allgather_base", "In msg nelems": 100, "Group size": 4, "dtype": "Float"}
+    row = kernel("ncclDevKernel_AllGather", 60, 10, stream=20, correlation=2, args=args)
+    assert collectives(tmp_path, row).select("out_numel", "payload_bytes").rows() == [(400, 1600)]
+
+
+def test_an_external_id_of_0_links_nothing(tmp_path: Path) -> None:
+    events = [
+        comms(50, 100, 0),
+        *kernel("gemm", 60, 10, stream=7, correlation=2, launch=20, args={"External id": 0}),
+    ]
+    run = tracekit.open(write(tmp_path / "r.json", [step(1, 0, 1000), *events]))
+    assert run.work["class"].to_list() == ["compute"]

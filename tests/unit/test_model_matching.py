@@ -81,7 +81,7 @@ def test_groups_kinds_and_sizes_are_matched_apart() -> None:
     assert matched(frame) == [(0, 5), (1, 3), (2,), (4,)]
 
 
-def test_one_extra_collective_does_not_shift_the_others() -> None:
+def test_one_extra_collective_of_another_size_shifts_nothing() -> None:
     frame = rows(
         {"issued_ns": 1},
         {"issued_ns": 5, "in_numel": 16},
@@ -90,6 +90,21 @@ def test_one_extra_collective_does_not_shift_the_others() -> None:
         {"rank": 1, "in_numel": 16},
     )
     assert matched(frame) == [(0, 3), (1, 4), (2,)]
+
+
+def test_one_extra_collective_of_the_same_size_makes_all_of_them_uncertain() -> None:
+    frame = rows(
+        {"issued_ns": 1}, {"rank": 1, "issued_ns": 1}, {"rank": 1, "issued_ns": 2}, {"turn": 2}, {"rank": 1, "turn": 2}
+    )
+    table = with_waits(with_matches(frame, 2))
+    assert table["is_certain"].to_list() == [False, False, False, True, True]
+    assert table["wait_ns"].to_list() == [None, None, None, 0, 0]
+
+
+def test_sequence_numbers_make_an_extra_one_certain() -> None:
+    frame = rows({"seq": 1}, {"rank": 1, "seq": 0}, {"rank": 1, "seq": 1, "dur_ns": 15})
+    table = with_waits(with_matches(frame, 2))
+    assert table["wait_ns"].to_list() == [0, None, 5]
 
 
 def test_all_to_all_has_other_sizes_on_each_rank() -> None:

@@ -38,6 +38,11 @@ def test_common_fixture(tmp_path: Path) -> None:
         "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(RankData*)",
         "two_shot_all_reduce_kernel",
         "multimem_all_gather_kernel",
+        "void deep_ep::intranode::dispatch<4>(int4*)",
+        "mscclKernel_Sum_half_LL_Simple",
+        "hcom_allReduce_",
+        "void trtllm::allreduce_fusion::kernel<4>",
+        "ncclBroadcastRingLLKernel_copy_i8(ncclColl)",
     ],
 )
 def test_names_of_communication_kernels(tmp_path: Path, name: str) -> None:
@@ -194,3 +199,27 @@ def test_a_trace_of_one_kernel_and_one_of_none(tmp_path: Path) -> None:
     assert tracekit.open(write(tmp_path / "one.json", AG[1:])).work["class"].to_list() == ["comm"]
     none = tracekit.open(write(tmp_path / "none.json", [step(5, 0, 10)]))
     assert (none.work.height, none.collectives.height, none.memory.height) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("category", ["cuda_driver", "xpu_runtime", "mtia_runtime", "hip_runtime", "Runtime"])
+def test_launches_of_every_backend(tmp_path: Path, category: str) -> None:
+    launch = span("launch", 1010, 2, cat=category, correlation=9)
+    row = kernel("k", 1300, 5, stream=7, correlation=9, launch=-1)
+    run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 100), step(6, 1100, 900), launch, *row]))
+    assert run.work.select("step", "linked_by").rows() == [(5, "correlation")]
+
+
+@pytest.mark.parametrize("name", ["Memcpy DtoD (Device -> Device)", "CopyDeviceToDevice"])
+def test_a_copy_with_the_collectives_own_id_is_the_collective(tmp_path: Path, name: str) -> None:
+    args = {"Collective name": "_allgather_base", "In msg nelems": 10, "Out msg nelems": 40, "dtype": "Float"}
+    call = span("record_param_comms", 1040, 40) | {"args": {**args, "External id": 31}}
+    copy = kernel(name, 1060, 100, stream=20, correlation=2, cat="gpu_memcpy", args={"External id": 31})
+    run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 500), *GEMM, call, *copy]))
+    assert run.work["class"].to_list() == ["compute", "comm"]
+    assert run.collectives.select("kind", "payload_bytes", "overlapped_ns").rows() == [("all_gather", 160, 50_000)]
+
+
+def test_a_row_with_a_stream_and_no_category_is_kept(tmp_path: Path) -> None:
+    odd = span("mystery", 1010, 10, pid=0, tid=3, device=0, stream=3)
+    del odd["cat"]
+    assert classes(tmp_path, [odd]) == [("mystery", "other")]

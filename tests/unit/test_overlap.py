@@ -37,9 +37,11 @@ def test_two_collectives_at_once_count_once_in_their_union():
 
 
 def test_each_kind_is_measured_by_its_own_union():
-    run = common_fixture()
-    scatter = collective("reduce_scatter", "stream 24", 1080, 1180)
-    run.collectives = run_of(collectives=[*run.collectives.to_dicts(), scatter]).collectives
+    gather, scatter = ("stream 20", 1060, 1160), ("stream 24", 1080, 1180)
+    run = run_of(
+        work=[work("compute", "stream 7", 1010, 1110)],
+        collectives=[collective("all_gather", *gather), collective("reduce_scatter", *scatter)],
+    )
     assert times(overlap(run, by=["kind"])) == [(100, 50, 50), (100, 30, 70)]
     assert times(overlap(run, by=[])) == [(120, 50, 70)]
 

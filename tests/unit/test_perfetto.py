@@ -168,6 +168,8 @@ def test_exposed_time_is_drawn_once_where_collectives_run_at_once():
             "rank": [0, 0, 0],
             "cycle": [0, 0, 0],
             "device": ["cuda:0"] * 3,
+            "lane": ["stream 7", "stream 20", "stream 24"],
+            "dur_ns": [100, 100, 120],
             "class": ["compute", "comm", "comm"],
             "name": ["GEMM", "first", "second"],
             "start_ns": [0, 50, 80],

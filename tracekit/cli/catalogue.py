@@ -42,6 +42,7 @@ TABLES = (
     Table("backend", "analysis.volume.backend", "what the backend ran for each kind of collective"),
     Table("skew", "analysis.skew.skew", "each collective on all of its ranks: transfer, wait, who came last"),
     Table("stragglers", "analysis.skew.stragglers", "how often each rank came last, and what that cost the others"),
+    Table("mismatches", "analysis.skew.mismatches", "where ranks recorded different numbers of one collective"),
     Table("clocks", "analysis.skew.clocks", "how far the clocks of the hosts are apart, and how well that is known"),
     Table("bandwidth", "analysis.bandwidth.bandwidth", "algorithm and bus bandwidth of each collective"),
     Table("groups", "analysis.groups.groups", "the process groups and what each carried"),

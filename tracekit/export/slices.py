@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit import intervals
+from tracekit.model.hiding import hiding
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -82,12 +83,12 @@ def exposed_slices(work: pl.DataFrame) -> pl.DataFrame:
     began first.
     """
     found: list[pl.DataFrame] = []
-    for (_, _, _), group in work.group_by("rank", "cycle", "device", maintain_order=True):
+    cover = hiding(work)
+    for (rank, _, device), group in work.group_by("rank", "cycle", "device", maintain_order=True):
         comm = group.filter(pl.col("class") == "comm").sort("start_ns", "end_ns")
         if comm.is_empty():
             continue
-        compute = group.filter(pl.col("class") == "compute")
-        hidden = intervals.union(compute["start_ns"].to_numpy(), compute["end_ns"].to_numpy())
+        hidden = cover.get((rank, device), intervals.EMPTY)
         owner, starts, ends = _uncovered(comm["start_ns"].to_numpy(), comm["end_ns"].to_numpy(), hidden)
         bounds = {"start_ns": pl.Series(starts, dtype=pl.Int64), "end_ns": pl.Series(ends, dtype=pl.Int64)}
         found.append(

@@ -16,7 +16,8 @@ from tracekit.model import names
 from tracekit.read.columns import Columns
 
 # One row a call. `start_ns`, `end_ns`: the outermost CPU row. `kind_from`: args, op or annotation. `sizes_from`: args,
-# shapes or annotation, null where no size is known. `external_ids`: of its rows, to find its kernels.
+# shapes or annotation, null where no size is known. `num_merged`: collectives coalesced into it. `external_ids`: of the
+# rows with its arguments, to find its kernels.
 CALLS_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -28,9 +29,10 @@ CALLS_SCHEMA: dict[str, pl.DataType] = {
     "end_ns": pl.Int64(),
     "kind": pl.String(),
     "kind_from": pl.String(),
+    "num_merged": pl.Int64(),
     "group": pl.String(),
     "group_desc": pl.String(),
-    "group_size": pl.Int32(),
+    "group_size": pl.Int64(),
     "seq": pl.Int64(),
     "dtype": pl.String(),
     "in_numel": pl.Int64(),
@@ -38,6 +40,7 @@ CALLS_SCHEMA: dict[str, pl.DataType] = {
     "sizes_from": pl.String(),
     "external_ids": pl.List(pl.Int64()),
 }
+_ARGUMENTS = "record_param_comms"
 _THREAD = ["rank", "cycle", "pid", "tid"]
 # Operators whose first shape is the output and second the input; all others name their tensors first.
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
@@ -66,20 +69,31 @@ def _merge(rows: pl.DataFrame) -> dict[str, Any] | None:
     if kind is None:
         return None
     outer = dicts[0]
-    args = next((d for d in dicts if d["collective"]), {})
-    sizes, sizes_from = _sizes(dicts, args, kind)
+    told = [d for d in dicts if names.kind_of(d["collective"])]
+    args = told[0] if told else {}
+    sizes, sizes_from = _added(told) if len(told) > 1 else _sizes(dicts, args, kind)
     return {
         **{name: outer[name] for name in ("rank", "cycle", "call", "index", "pid", "tid", "end_ns")},
         "start_ns": outer["ts_ns"],
         "kind": kind,
         "kind_from": kind_from,
+        "num_merged": max(len(told), 1),
         **{name: args.get(name) for name in ("group", "group_desc", "group_size", "seq")},
         "dtype": names.dtype_of(args.get("dtype")) or next((t for t in map(_dtype, dicts) if t), None),
         "in_numel": sizes[0],
         "out_numel": sizes[1],
         "sizes_from": sizes_from,
-        "external_ids": [d["external_id"] for d in dicts if d["external_id"] is not None],
+        "external_ids": [d["external_id"] for d in dicts if d["name"] == _ARGUMENTS and (d["external_id"] or 0) > 0],
     }
+
+
+def _added(told: list[dict[str, Any]]) -> tuple[tuple[int | None, int | None], str | None]:
+    """Elements of coalesced collectives together; unknown where their kinds or dtypes differ, or one is unknown."""
+    sizes = [(d["in_numel"], d["out_numel"]) for d in told]
+    alike = len({(names.kind_of(d["collective"]), d["dtype"]) for d in told}) == 1
+    if not alike or any(None in pair for pair in sizes):
+        return (None, None), None
+    return (sum(i for i, _ in sizes), sum(o for _, o in sizes)), "args"
 
 
 def _kind(dicts: list[dict[str, Any]]) -> tuple[str | None, str | None]:

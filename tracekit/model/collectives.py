@@ -8,6 +8,7 @@ from tracekit import intervals
 from tracekit.model import names
 from tracekit.model.buckets import with_layers
 from tracekit.model.calls import first_numel
+from tracekit.model.hiding import PLACE, hiding
 from tracekit.model.layers import Attribution
 from tracekit.model.matching import with_matches, with_waits
 from tracekit.model.mesh import with_axes
@@ -18,9 +19,10 @@ from tracekit.read.manifest import Manifest
 # One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is
 # what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_bytes`: the full
 # tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring sends, passes x payload x
-# (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name.
-# `match` is the same number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand;
-# `transfer_ns` and `wait_ns` (they add up to `dur_ns`) are null unless all are: see model/matching.py.
+# (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name. A collective of several kernels lasts from the
+# first to the last; its overlapped and exposed time leave pauses out. `call`: as in the work table. `match` is the same
+# number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand; `transfer_ns` and `wait_ns`
+# (they add up to `dur_ns`) are null unless all are: see model/matching.py.
 COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -48,6 +50,7 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "dur_ns": pl.Int64(),
     "overlapped_ns": pl.Int64(),
     "exposed_ns": pl.Int64(),
+    "call": pl.Int64(),
     "match": pl.Int64(),
     "num_matched": pl.Int32(),
     "num_needed": pl.Int32(),
@@ -57,6 +60,7 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "bytes_from": pl.String(),
 }
 _RUN = ["rank", "cycle"]
+_MOST_ELEMENTS = 2**50
 
 
 def collectives(
@@ -79,28 +83,45 @@ def collectives(
     rows = with_layers(rows.sort("at_ns", "index"), manifest)
     rows = _with_sizes(with_axes(rows, manifest, events))
     together = turns(steps).select(*_RUN, "step", "turn")
-    rows = _with_overlap(rows, work).join(together, on=[*_RUN, "step"], how="left", nulls_equal=True)
+    rows = rows.join(together, on=[*_RUN, "step"], how="left", nulls_equal=True)
     rows = with_waits(with_matches(rows, world_size))
     ordered = rows.sort(*_RUN, "at_ns", "index")
-    return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA)  # type: ignore[arg-type]
+    return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA, strict=False)  # type: ignore[arg-type]
 
 
 def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row."""
+    """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row.
+
+    A call of several kernels lasts from the first to the last of them; overlapped and exposed leave its pauses out.
+    """
     own = [name for name in arguments.columns if name not in {*_RUN, "index", "group_desc"}]
     comm = work.filter(pl.col("class") == "comm").join(arguments, on=[*_RUN, "index"], how="left")
     alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
+    key = [*_RUN, "call", "alone"]
+    comm = _with_overlap(comm.with_columns(alone.alias("alone")), work)
     return (
         comm.sort("start_ns")
-        .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"), alone.alias("alone"))
-        .group_by(*_RUN, "call", "alone", maintain_order=True)
+        .group_by(key, maintain_order=True)
         .agg(
             pl.col("index", "device", "lane", "name", "start_ns", "launched_ns", *own).first(),
-            pl.col("end_ns").max(),
+            (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns"),
+            pl.col("overlapped_ns", "exposed_ns").sum(),
         )
         .with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("dur_ns"))
         .drop("end_ns", "alone")
     )
+
+
+def _with_overlap(comm: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Add how much of each piece of communication ran beside compute on its own device, and the rest."""
+    cover = hiding(work)
+    parts: list[pl.DataFrame] = []
+    for place, group in comm.partition_by(PLACE, as_dict=True, maintain_order=True).items():
+        ends = group["start_ns"] + group["dur_ns"]
+        hidden = intervals.covered(group["start_ns"], ends, cover.get(place, intervals.EMPTY))
+        parts.append(group.with_columns(pl.Series("overlapped_ns", hidden, dtype=pl.Int64)))
+    spans = pl.concat(parts) if parts else comm.with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))
+    return spans.with_columns((pl.col("dur_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))
 
 
 def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
@@ -113,7 +134,9 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
     span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(names.dtype_of, return_dtype=pl.String)
     own_dtype = pl.col("dtype_ran").map_elements(names.dtype_of, return_dtype=pl.String)
-    own_size = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
+    # A kernel tells of one collective: of a call that coalesces several, only the call knows.
+    tells = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
+    own_size = tells & (pl.col("num_merged").fill_null(1) == 1)
     return rows.with_columns(
         pl.coalesce(by_arg, "kind", by_name, pl.lit("other")).alias("kind"),
         pl.when(by_arg.is_not_null()).then(pl.lit("args")).otherwise(
@@ -138,7 +161,10 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     """Add payload (all-gather: its output; others: their input), passes and ring-equivalent wire bytes."""
     gathered = pl.coalesce("out_numel", pl.col("in_numel") * pl.col("group_size"))
-    numel = pl.when(pl.col("kind") == "all_gather").then(gathered).otherwise("in_numel")
+    is_gather = pl.col("kind") == "all_gather"
+    numel = pl.when(is_gather).then(gathered).otherwise("in_numel")
+    # No tensor has a negative or an astronomical number of elements: such a number is damage, and unknown.
+    numel = pl.when(numel.is_between(0, _MOST_ELEMENTS)).then(numel)
     width = pl.col("dtype").replace_strict(names.DTYPE_BYTES, default=None, return_dtype=pl.Int64)
     nothing = numel == 0
     payload = pl.when(nothing).then(0).otherwise(numel * width)
@@ -147,30 +173,9 @@ def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     point_to_point = pl.col("kind").is_in(["send", "recv"])
     wire = pl.when(point_to_point).then(payload).otherwise(passes * payload * (n - 1) // n)
     return rows.with_columns(
+        pl.when(is_gather).then(numel).otherwise("out_numel").alias("out_numel"),
         payload.alias("payload_bytes"),
         passes.alias("passes"),
         wire.alias("wire_bytes"),
         pl.when(payload.is_not_null()).then("sizes_from").alias("bytes_from"),
     )
-
-
-def _with_overlap(rows: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Add how much of each collective ran beside compute on its own device, and the rest."""
-    compute = work.filter(pl.col("class") == "compute").partition_by(*_RUN, "device", as_dict=True)
-    parts: list[pl.DataFrame] = []
-    for key, group in rows.partition_by(*_RUN, "device", as_dict=True, maintain_order=True).items():
-        beside = compute.get(key)
-        busy = (
-            intervals.union(beside["start_ns"], beside["start_ns"] + beside["dur_ns"])
-            if beside is not None
-            else intervals.EMPTY
-        )
-        ran = group.filter(pl.col("dur_ns").is_not_null())
-        hidden = intervals.covered(ran["start_ns"], ran["start_ns"] + ran["dur_ns"], busy)
-        parts.append(ran.with_columns(pl.Series("overlapped_ns", hidden, dtype=pl.Int64)))
-        parts.append(
-            group.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))
-        )
-    if not parts:
-        parts = [rows.with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))]
-    return pl.concat(parts).with_columns((pl.col("dur_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))

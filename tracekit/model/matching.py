@@ -19,33 +19,40 @@ _UNEVEN = ("all_to_all", "send", "recv", "other")
 def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFrame:
     """Return the collectives with `match`, the same number on all ranks of one, and `num_matched` ranks in it.
 
-    They come with `turn`: the step by what ranks did together, which need not be its number (see steps.turns).
+    They come with `turn`: the step by what ranks did together, which need not be its number (see steps.turns). Where
+    ranks have different numbers of them and no sequence number tells which is missing, `is_certain` is false.
     """
-    group = pl.col("group").fill_null("")
     size = pl.when(pl.col("kind").is_in(_UNEVEN)).then(0).otherwise(pl.coalesce("in_numel", "out_numel", pl.lit(-1)))
     numbered = collectives.with_columns(
-        group.alias("__group"), size.cast(pl.Int64).alias("__size"), pl.col("turn").alias("__step")
+        pl.col("group").fill_null("").alias("__group"),
+        size.cast(pl.Int64).alias("__size"),
+        pl.col("turn").alias("__turn"),
     )
-    place = ["cycle", "__step", "__group", "kind", "__size"]
+    place = ["cycle", "__turn", "__group", "kind", "__size"]
     nth = pl.int_range(pl.len(), dtype=pl.Int64).over("rank", *place, order_by="issued_ns")
-    numbered = numbered.with_columns(
-        pl.when(pl.col("seq").is_null()).then(nth).alias("__nth"),
-        *(pl.when(pl.col("seq").is_null()).then(name).alias(name) for name in ("__step", "__size")),
+    count = pl.len().over("rank", *place)
+    by_order = pl.col("seq").is_null()
+    numbered = (
+        numbered.with_columns(nth.alias("__nth"), count.alias("__count"))
+        .with_columns((~by_order | (pl.col("__count").n_unique().over(place) == 1)).alias("is_certain"))
+        .with_columns(pl.when(by_order).then(name).alias(name) for name in ("__turn", "__size", "__nth"))
     )
-    key = ["cycle", "__group", "kind", "seq", "__step", "__size", "__nth"]
+    key = ["cycle", "__group", "kind", "seq", "__turn", "__size", "__nth"]
     return (
         numbered.with_columns(pl.struct(key).rank("dense").cast(pl.Int64).alias("match"))
         .with_columns(pl.col("rank").n_unique().over("match").cast(pl.Int32).alias("num_matched"))
-        .drop("__group", "__size", "__step", "__nth")
         .with_columns(pl.coalesce("group_size", pl.lit(world_size, pl.Int32)).alias("num_needed"))
+        .drop("__group", "__size", "__turn", "__nth", "__count")
     )
 
 
 def with_waits(matched: pl.DataFrame) -> pl.DataFrame:
-    """Return the matched collectives with `transfer_ns` and `wait_ns`, null where a rank of the group is missing."""
-    whole = (
-        pl.col("kind").is_in(SYMMETRIC) & (pl.col("num_matched") >= 2) & (pl.col("num_matched") == pl.col("num_needed"))
-    )
+    """Return the matched collectives with `transfer_ns` and `wait_ns`.
+
+    Both are null where a rank of the group is missing, and where it is not certain that the ranks met in this one.
+    """
+    all_here = (pl.col("num_matched") >= 2) & (pl.col("num_matched") == pl.col("num_needed"))
+    whole = pl.col("kind").is_in(SYMMETRIC) & all_here & pl.col("is_certain")
     shortest = pl.col("dur_ns").min().over("match")
     ran = pl.col("dur_ns").is_not_null().all().over("match")
     transfer = pl.when(whole & ran).then(shortest)

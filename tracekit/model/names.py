@@ -8,9 +8,11 @@ import re
 KERNELS = ("kernel", "concurrent_kernel")
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 CPU_OPS = ("cpu_op", "operator")
-LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "privateuse1_runtime", "privateuse1_driver")
+# Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
+LAUNCH = r"(^|_)(runtime|driver)$"
 # Rows that carry a stream or a device and yet are no work: waits, spans drawn around kernels, profiler overhead.
-NEVER_WORK = ("cuda_sync", "gpu_user_annotation", "overhead", "python_function", "user_annotation", "trace")
+NEVER_WORK = ("gpu_user_annotation", "overhead", "python_function", "user_annotation", "trace")
+SYNC = r"_sync$"
 MEMORY_EVENT = "[memory]"
 OPTIMIZER_STEP = r"^Optimizer\.step#"
 BACKWARD_OP = "autograd::engine::evaluate_function"
@@ -26,10 +28,10 @@ BACKEND_SPAN = r"^(gloo|mpi|ucc|xccl):"
 
 # Device rows that are communication by name alone: the last resort, anchored where the name allows it.
 COMM_KERNEL = (
-    r"(?i)^(void )?(ncc?l|rccl)[a-z_]*(kernel|dev)|^nccl|^rccl|^oneccl|^hccl|^deep_?ep::|^nvshmem"
-    r"|(one|two)_shot_all_reduce|multimem_(all|one|reduce)|cross_device_reduce"
+    r"(?i)^(void )?(nccl|rccl|msccl|oneccl|ccl::|hccl|hcom_|deep_?ep::|nvshmem)"
+    r"|(one|two)_shot_all_?reduce|multimem_(all|one|reduce)|cross_device_reduce|::(quick_?)?all_?reduce"
 )
-PEER_COPY = r"(?i)^memcpy ptop"
+PEER_COPY = r"(?i)^memcpy (ptop|p2p)"
 
 # How often the payload crosses a ring (DESIGN: passes). A kind that is not here has no defined number of passes.
 PASSES = {
@@ -67,7 +69,7 @@ _KINDS = (
 _TELLING = 8  # the first so many words name a collective wherever they stand in a name
 _SPELLING_PREFIX = re.compile(
     r"^(?:void )?(?:c10d::|_c10d_functional::|(?:nccl|gloo|mpi|ucc|xccl):"
-    r"|nccl(?:Symk)?(?:Dev)?Kernel_?|rccl|oneccl_|hccl_?)",
+    r"|nccl(?:Symk)?(?:Dev)?Kernel_?|nccl|rccl|msccl(?:pp::|Kernel_?)|oneccl_|ccl::|hccl_?|hcom_)",
     re.IGNORECASE,
 )
 

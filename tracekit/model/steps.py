@@ -90,7 +90,7 @@ def without_device_work(steps_table: pl.DataFrame, columns: Columns) -> pl.DataF
     """
     run, category = ["rank", "cycle"], pl.col("cat").str.to_lowercase()
     timed = columns.events.filter(pl.col("ph") == "X", pl.col("ts_ns").is_not_null())
-    launches = timed.filter(category.is_in(names.LAUNCHES), pl.col("correlation") > 0)
+    launches = timed.filter(category.str.contains(names.LAUNCH), pl.col("correlation") > 0)
     device = timed.filter(category.is_in([*names.KERNELS, *names.COPIES]) | category.str.ends_with("_ccp_events"))
     at = launches.select(*run, "correlation", pl.col("ts_ns").alias("at_ns")).unique([*run, "correlation"])
     placed = (

@@ -58,17 +58,19 @@ def _timed(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _category() -> pl.Expr:
-    return pl.col("cat").str.to_lowercase()
+    return pl.col("cat").fill_null("").str.to_lowercase()
 
 
 def _device_rows(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
     """Rows of GPUs and other accelerators, with class, launch and collective call."""
-    cpu_side = [*names.CPU_OPS, *names.LAUNCHES, *names.NEVER_WORK]
+    cpu_side = _category().is_in([*names.CPU_OPS, *names.NEVER_WORK]) | _category().str.contains(
+        f"{names.LAUNCH}|{names.SYNC}"
+    )
     on_device = _category().is_in([*names.KERNELS, *names.COPIES]) | (
         pl.col("stream").is_not_null() | pl.col("cat").str.ends_with("_ccp_events")
     )
     key = [*_RUN, "index"]
-    rows = _timed(columns.events).filter(~_category().is_in(cpu_side)).join(columns.device, on=key, how="left")
+    rows = _timed(columns.events).filter(~cpu_side).join(columns.device, on=key, how="left")
     rows = rows.filter(on_device).join(columns.comm.select(*key, "collective"), on=key, how="left")
     rows = _link_calls(_link_launches(rows.rename({"ts_ns": "start_ns"}), columns.events), calls)
     is_comm = (
@@ -100,7 +102,7 @@ def _communication() -> str:
 def _link_launches(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Add when and on which thread the CPU launched each row: by correlation, else by the operator's external id."""
     launches = (
-        events.filter(_category().is_in(names.LAUNCHES), pl.col("ph") == "X", pl.col("correlation") > 0)
+        events.filter(_category().str.contains(names.LAUNCH), pl.col("ph") == "X", pl.col("correlation") > 0)
         .select(*_RUN, "correlation", pl.col("ts_ns").alias("launch_ns"), pl.col("tid").alias("launch_tid"))
         .unique([*_RUN, "correlation"], keep="first", maintain_order=True)
     )
@@ -164,8 +166,9 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
             pl.coalesce("call_by_id", pl.when(pl.col("launched_ns") < pl.col("call_end_ns")).then("call")).alias(
                 "call"
             ),
-            # Only a kernel can be the collective by its id; a copy issued inside a call may be its own bookkeeping.
-            (pl.col("call_by_id").is_not_null() & _category().is_in(names.KERNELS)).alias("linked_by_args"),
+            # The id is that of the row with the collective's arguments: what carries it is the collective, also where
+            # a copy engine does the work. What an operator copies inside the call has that operator's id.
+            pl.col("call_by_id").is_not_null().alias("linked_by_args"),
         )
     )
 
