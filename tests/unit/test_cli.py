@@ -106,6 +106,72 @@ def test_interrupted(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "tracekit: interrupted\n")
 
 
+SLOW = """
+import signal, sys, time
+from pathlib import Path
+from tracekit import cli
+from tracekit.export.files import open_output
+
+def write(_):
+    with open_output(Path(sys.argv[1])) as stream:
+        stream.write("half")
+        print("ready", flush=True)
+        time.sleep(60)
+
+cli._invoke = write
+cli.main([])
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_an_ending_signal_cleans_up(name, code, tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, tmp_path / "new" / "a"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert len(list((tmp_path / "new").iterdir())) == 1
+        process.send_signal(getattr(signal, name))
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (code, f"tracekit: ended by {name}\n")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch):
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr(cli, "_invoke", lambda _: os.kill(os.getpid(), signal.SIGHUP) or 0)
+    try:
+        assert cli.run([]) == CODES["done"]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet", "table"])
+@pytest.mark.parametrize("output", [[], ["-o", "/dev/full"]])
+def test_a_full_disk_is_one_sentence(form, output):
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a file of ours
+        done = subprocess.run(
+            [sys.executable, "-m", "tracekit", *PREDICT, "-f", form, *output],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    what = "/dev/full" if output else "the output"
+    sentence = f"tracekit: {what} cannot be written: no space left on device\n"
+    assert (done.returncode, done.stderr) == (CODES["input"], sentence)
+
+
+def test_sentences_cannot_write_to_the_terminal(monkeypatch, capsys):
+    failing(monkeypatch, InputError("a\x1b[31m\u202e\udcff\n" + "x" * 10**6))
+    assert cli.run([]) == CODES["input"]
+    err = capsys.readouterr().err
+    assert err.startswith("tracekit: a\\x1b[31m\\u202e\\udcff\\x0axxx")
+    assert (err.count("\n"), len(err)) == (1, 4_000 + len("tracekit: \n"))
+
+
 def test_a_command_may_answer_no(monkeypatch):
     import typer
 

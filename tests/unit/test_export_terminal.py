@@ -72,7 +72,7 @@ def test_words():
         ("[bold red]x[/]", "[bold red]x[/]"),
         ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
         ("two\nlines\r", "two\\x0alines\\x0d"),
-        ("\u202egnp", "\\x202egnp"),
+        ("\u202egnp", "\\u202egnp"),
         ("\x9b0m", "\\x9b0m"),
         ("层.0", "层.0"),
         ("x" * 61, "x" * 59 + "…"),

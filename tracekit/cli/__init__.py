@@ -4,13 +4,19 @@
 1   the question was answered "no"
 2   the user's input or options are wrong: one sentence on stderr
 3   our own fault: one sentence, and how to see the traceback
-130 interrupted, 141 the reader of our output went away
+130 interrupted, 129 hung up on, 143 terminated: what was half written is removed first
+141 the reader of our output went away
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
+import threading
+from contextlib import contextmanager, suppress
+from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -18,15 +24,29 @@ import typer
 from tracekit import __version__
 from tracekit.cli import demo, plan, predict, record, report, show, view
 from tracekit.errors import TracekitError
+from tracekit.export.text import plain_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
 __all__ = ["main"]
 
+_WRONG_INPUT = 2
 _OWN_FAULT = 3
 _INTERRUPTED = 130
 _READER_GONE = 141
+_ENDING_SIGNALS = ("SIGTERM", "SIGHUP")
+# The disk is full, the quota or the largest file is reached, the terminal or the disk is gone.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+class _Ended(BaseException):
+    """A signal asks the program to end; raised in the main thread, so that everything cleans up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
 
 app = typer.Typer(
     name="tracekit",
@@ -68,30 +88,57 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 def run(args: Sequence[str]) -> int:
     """The exit code of the command line `args`; the error, if any, is a sentence on stderr."""
     try:
-        code = _invoke(args)
-        sys.stdout.flush()
-    except TracekitError as error:
-        _say(str(error))
-        return error.exit_code
-    except typer.TyperException as error:
-        # Called with nothing, Typer has printed the help and has nothing to add.
-        if message := _sentence(error.format_message()):
-            _say(f"{message} (see tracekit --help)")
-        return error.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return _INTERRUPTED
-    except BrokenPipeError:
-        return _leave_quietly()
-    except Exception as error:
-        if os.environ.get("TRACEKIT_DEBUG"):
+        with _ended_by_signals():
+            code = _invoke(args)
+            sys.stdout.flush()
+    except (Exception, KeyboardInterrupt, _Ended) as error:
+        if os.environ.get("TRACEKIT_DEBUG") and _code(error) == _OWN_FAULT:
             raise
-        _say(
-            f"this is a fault of tracekit's own ({type(error).__name__}: {_sentence(str(error))}); "
-            "run again with TRACEKIT_DEBUG=1 for the traceback"
-        )
-        return _OWN_FAULT
+        if sentence := _sentence_of(error):
+            _say(sentence)
+        if isinstance(error, OSError):
+            _silence_stdout()
+        return _code(error)
     return code
+
+
+def _code(error: BaseException) -> int:
+    """The exit code that an error ends the program with."""
+    match error:
+        case TracekitError() | typer.TyperException():
+            return error.exit_code
+        case _Ended():
+            return 128 + error.number
+        case KeyboardInterrupt():
+            return _INTERRUPTED
+        case BrokenPipeError():
+            return _READER_GONE
+        case OSError(errno=number) if number in _NO_ROOM:
+            return _WRONG_INPUT
+        case _:
+            return _OWN_FAULT
+
+
+def _sentence_of(error: BaseException) -> str:
+    """What to say of the error; nothing where nobody wants to know."""
+    match error:
+        case TracekitError():
+            return str(error)
+        case typer.TyperException():
+            # Called with nothing, Typer has printed the help and has nothing to add.
+            message = _one_line(error.format_message())
+            return message and f"{message} (see tracekit --help)"
+        case _Ended():
+            return f"ended by {signal.Signals(error.number).name}"
+        case KeyboardInterrupt() | BrokenPipeError():
+            return "" if isinstance(error, BrokenPipeError) else "interrupted"
+        case OSError(errno=number, strerror=reason) if number in _NO_ROOM:
+            return f"the output cannot be written: {(reason or str(error)).lower()}"
+        case _:
+            return (
+                f"this is a fault of tracekit's own ({type(error).__name__}: {_one_line(str(error))}); "
+                "run again with TRACEKIT_DEBUG=1 for the traceback"
+            )
 
 
 def _invoke(args: Sequence[str]) -> int:
@@ -110,16 +157,48 @@ def _invoke(args: Sequence[str]) -> int:
     return 0
 
 
+@contextmanager
+def _ended_by_signals() -> Generator[None]:
+    """Turns the first signal that would end the program into an exception; further ones wait for the cleaning up.
+
+    Signals that somebody else handles or ignores, as nohup does, are left to them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in _ENDING_SIGNALS if hasattr(signal, name)]
+    ours = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+
+    def end(number: int, _: object) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Ended(number)
+
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _say(sentence: str) -> None:
-    print(f"tracekit: {sentence}", file=sys.stderr)
+    # Whoever reads stderr may be gone, or its disk full.
+    with suppress(OSError):
+        print(f"tracekit: {plain_line(sentence)}", file=sys.stderr)
 
 
-def _sentence(text: str) -> str:
+def _one_line(text: str) -> str:
     """The text on one line, without its full stop."""
     return " ".join(text.split()).rstrip(".")
 
 
-def _leave_quietly() -> int:
-    """Points stdout at nothing, so that the interpreter's last flush does not complain, and returns the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return _READER_GONE
+def _silence_stdout() -> None:
+    """Points stdout at nothing where it takes no more, so that the interpreter's last flush does not complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # A stdout that is no file has no such flush.
+        with suppress(UnsupportedOperation):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGTERM, default_int_handler, signal
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,8 +60,6 @@ def perfetto_trace(path: Path, *, cycle: int | None = None, cache: bool = True) 
 
     with reading() as tell:
         run = tracekit.open(path, cache=cache, cycle=cycle, progress=tell)
-    # A polite end must clean up too.
-    signal(SIGTERM, default_int_handler)
     with TemporaryDirectory(prefix="tracekit-") as folder:
         made = Path(folder) / f"trace{TRACE_SUFFIX}"
         write_trace([run], made)

@@ -8,11 +8,12 @@ that are unknown throughout or do not fit the terminal are named there.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+
+from tracekit.export.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +30,6 @@ _BYTE_UNITS = ((1, "B"), (2**10, "KiB"), _MIB, (2**30, "GiB"))
 _PLACES = {"rank", "step", "cycle", "first_step", "last_step", "index", "call", "pid", "tid", "seq", "address"}
 _LABELS = _PLACES | {"group_size", "num_ranks", "passes", "dp", "stage"}
 _MOST_DECIMALS = 3
-_LONGEST_NAME = 60
-# C0 and C1 controls, and the marks that reverse or hide text.
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 @dataclass(frozen=True)
@@ -61,12 +59,6 @@ def columns(frame: pl.DataFrame, units: Mapping[str, tuple[int, str]] | None = N
     instant_unit = _largest_unit(last - first, _TIME_UNITS)
     given = dict.fromkeys(_INSTANTS, instant_unit) | dict(units or {})
     return [_column(series, first, given.get(series.name)) for series in frame.iter_columns()]
-
-
-def plain(text: str) -> str:
-    """The text with control characters spelt out and cut to a readable length: names come from files."""
-    text = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
-    return text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"
 
 
 def draw(

@@ -1,0 +1,28 @@
+"""Text that comes from files, made fit to print: traces and manifests are not trusted to name things kindly."""
+
+from __future__ import annotations
+
+_LONGEST_NAME = 60
+# Paths and sentences may be longer, but not without end.
+_LONGEST_LINE = 4_000
+
+
+def plain(text: str) -> str:
+    """The name with what does not print spelt out, cut to a readable length."""
+    return _printable(text, _LONGEST_NAME)
+
+
+def plain_line(text: str) -> str:
+    """The same for a path or a sentence, whose names may have been cut already: one line of any sensible length."""
+    return _printable(text, _LONGEST_LINE)
+
+
+def _printable(text: str, longest: int) -> str:
+    # Controls, marks that reverse or hide text, halves of surrogate pairs: all that Unicode does not call printable.
+    spelt = "".join(c if c.isprintable() else _spelt(c) for c in text[: longest + 1])
+    return spelt if len(spelt) <= longest else spelt[: longest - 1] + "…"
+
+
+def _spelt(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
