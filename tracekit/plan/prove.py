@@ -62,9 +62,9 @@ def arguments(manifest: Manifest, model: str) -> list[str]:
         args += [flag, value] if value is not None else []
     if manifest.strategy in ("fsdp2", "hsdp", "fsdp2-tp"):
         for unit in manifest.units:
-            setting = {None: "default", True: "true", False: "false"}.get(unit.reshard_after_forward)
-            if setting != "default":
-                args += ["--reshard", f"{unit.name or 'root'}={setting or unit.reshard_after_forward}"]
+            setting = unit.reshard_after_forward
+            told = str(setting).lower() if isinstance(setting, bool) else setting
+            args += ["--reshard", f"{unit.name or 'root'}={told}"] if setting is not None else []
     args += ["--dp-replicate", str(sizes["dp_replicate"])] if manifest.strategy == "hsdp" else []
     args += ["--tp", str(sizes["tp"])] if manifest.strategy == "fsdp2-tp" else []
     for name, value in manifest.options.items():
