@@ -183,10 +183,10 @@ def _fsdp1(manifest: Manifest, rank: int, *, keep: bool = False) -> Holding:
 
 
 def _graph(manifest: Manifest, rank: int) -> Holding:
-    """The compiled graph: unpadded shards; all gathered parameters live from forward to backward."""
+    """The compiled graph: padded shards; all gathered parameters live from forward to backward."""
     parameters, ranks = own_parameters(manifest), axis_size(manifest)
     rows = {parameter.name: _rows(parameter.shape, ranks, rank % ranks) for parameter in parameters}
-    stored = sum(rows[p.name] * item_size(p.dtype) for p in parameters)
+    stored = sum(padded_numel(p.shape, ranks) // ranks * item_size(p.dtype) for p in parameters)
     trained = sum(rows[p.name] * item_size(p.dtype) for p in trainable(parameters))
     state = _MOMENTS * trained + _STEP_BYTES * len(trainable(parameters))
     whole = sum(padded_numel(p.shape, ranks) * item_size(gather_dtype(manifest, p)) for p in parameters)
