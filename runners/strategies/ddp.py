@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -52,7 +52,9 @@ class DDP(Strategy):
             broadcast_buffers=args.broadcast_buffers,
         )
         if args.reduce_dtype in HOOKS:
-            self.replica.register_comm_hook(None, _compress(HOOKS[args.reduce_dtype]))
+            hook = HOOKS[args.reduce_dtype]
+            # DDP refuses torch's own hook by its name where there is no GPU; gloo reduces these dtypes all the same.
+            self.replica.register_comm_hook(None, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108 - see above
         self.run = self.compiler.compile_model(self.model)
         return self.model
 
@@ -90,14 +92,6 @@ class DDP(Strategy):
             for group in indices
         ]
         return {"buckets": buckets} | self.compiler.learned()
-
-
-def _compress(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    # DDP refuses torch's own hook by its name where there is no GPU; gloo reduces these dtypes all the same.
-    def compress(state: Any, bucket: Any) -> Any:
-        return hook(state, bucket)
-
-    return compress
 
 
 def _groups(text: object) -> list[list[int]]:

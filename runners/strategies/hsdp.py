@@ -29,9 +29,12 @@ class HSDP(FSDP2):
 
     def accumulation(self, *, last: bool) -> AbstractContextManager[Any]:
         """As FSDP2; and reduced shards stay with their replica before the last micro-batch if told so."""
-        root: Any = self.model
-        root.set_requires_all_reduce(last or self.setup.args.all_reduce_every_micro_batch)
-        return super().accumulation(last=last)
+        surroundings = super().accumulation(last=last)
+        if not last and not self.setup.args.all_reduce_every_micro_batch:
+            # After the call above, which sets this, too.
+            root: Any = self.model
+            root.set_requires_all_reduce(False)
+        return surroundings
 
 
 STRATEGY = HSDP
