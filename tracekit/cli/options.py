@@ -39,8 +39,22 @@ CycleOption = Annotated[
     int | None,
     typer.Option(min=0, help="Of several recorded cycles, this one; default: newest complete.", show_default=False),
 ]
+
+
+def run_path(text: str) -> Path:
+    """The path that a user names a run by.
+
+    Raises:
+        UsageError: it is empty, as that of an unset variable is, which would mean the current folder.
+    """
+    if not text:
+        raise UsageError("the path of the run is empty: give a run's folder or trace files, or . for this folder")
+    return Path(text)
+
+
 RunArgument = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="A run's folder, or trace files.", show_default=False)
+    list[Path],
+    typer.Argument(metavar="RUN", help="A run's folder, or trace files.", show_default=False, parser=run_path),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekit.cli.options import CycleOption, NoCacheOption
+from tracekit.cli.options import CycleOption, NoCacheOption, run_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,7 +28,13 @@ def add_to(app: typer.Typer) -> None:
 
 def command(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A run, a report's folder, or a .pftrace file.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="A run, a report's folder, or a .pftrace file.",
+            show_default=False,
+            parser=run_path,
+        ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
     cycle: CycleOption = None,

@@ -14,6 +14,7 @@ from tracekit.read.manifest import Manifest
 from tracekit.read.sources import Source, in_order
 
 _STEP_IN_NAME = re.compile(r"[-_.]?(?:step|iteration|iter|cycle)[-_=]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_TRACE_IN_NAME = re.compile(r"trace", re.IGNORECASE)
 # The time that tensorboard_trace_handler puts between worker and suffix.
 _STAMP_IN_NAME = re.compile(r"\.(\d{1,30})(?=\.pt\.trace\.json)", re.IGNORECASE)
 
@@ -28,6 +29,16 @@ def split_cycles(sources: list[Source]) -> list[Source]:
     for source in sources:
         groups.setdefault((source.path.parent, source.cycle), []).append(source)
     return sorted((s for group in groups.values() for s in _split(group)), key=in_order)
+
+
+def without_strays(sources: list[Source]) -> tuple[list[Source], list[Source]]:
+    """Return the sources, and apart from them other JSON that lies in the folder: it must not count as a rank's file.
+
+    Looked into is what neither was named by the user nor is called like a trace. A file that is alone is no stray.
+    """
+    strays = [s for s in sources if not s.given and s.rank_in_name is None and not _TRACE_IN_NAME.search(s.path.name)]
+    strays = [s for s in strays if len(sources) > 1 and not _holds_events(s.path)]
+    return ([s for s in sources if s not in strays], strays) if len(strays) < len(sources) else (sources, [])
 
 
 def choose_cycle(sources: list[Source], wanted: int | None = None, manifest: Manifest | None = None) -> int:
@@ -83,12 +94,22 @@ def _age(name: str) -> tuple[int, int, str]:
 
 def _told_rank(path: Path) -> int | None:
     """The rank in the text before the events; null where it does not tell."""
+    head = _first_block(path) or b""
+    events = EVENTS_KEY.search(head)
+    return facts_in(head[: events.start()] if events else head).rank
+
+
+def _holds_events(path: Path) -> bool:
+    """Whether it looks like a trace, or cannot be read: then the reader says why."""
+    head = _first_block(path)
+    return head is None or bool(EVENTS_KEY.search(head)) or b'"ph"' in head
+
+
+def _first_block(path: Path) -> bytes | None:
     text = blocks(path, [])
     try:
-        head = next(text, b"")
+        return next(text, b"")
     except InputError:
         return None
     finally:
         del text  # ends the thread that reads ahead
-    events = EVENTS_KEY.search(head)
-    return facts_in(head[: events.start()] if events else head).rank

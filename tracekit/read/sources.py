@@ -10,11 +10,13 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from tracekit.errors import InputError
+from tracekit.read.findings import Finding
 
 MANIFEST_NAME = "manifest.json"
 
@@ -43,15 +45,23 @@ class Source(NamedTuple):
     given: bool = False
 
 
+class LeftOut(NamedTuple):
+    """Something in a folder that is not read, and why."""
+
+    path: Path
+    finding: Finding
+
+
 def expand(paths: Iterable[Path]) -> list[Path]:
     """Return these paths, patterns such as ``run/iteration_*/rank0*.gz`` replaced by what they match.
 
     Raises:
-        InputError: no path is given, or a pattern matches nothing.
+        InputError: no path is given, a pattern matches nothing, or a path is neither a file nor a folder.
     """
     found: list[Path] = []
     for path in paths:
-        if path.exists() or not glob.has_magic(str(path)):
+        if os.path.exists(path) or not glob.has_magic(str(path)):  # noqa: PTH110 - Path's own raises on odd names
+            _refuse_other(path)
             found.append(path)
             continue
         matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - the pattern may be absolute
@@ -63,15 +73,17 @@ def expand(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def find_sources(paths: Iterable[Path]) -> list[Source]:
+def find_sources(paths: Iterable[Path], left_out: list[LeftOut] | None = None) -> list[Source]:
     """Return the trace files below these files and folders, each once, ordered by cycle, rank and name.
 
+    What lies there but cannot be read is added to `left_out`.
+
     Raises:
-        InputError: a path does not exist, or a folder holds no trace.
+        InputError: a path is neither a file nor a folder, or a folder holds no trace.
     """
     by_file: dict[Path, Source] = {}
     for path in paths:
-        for source in _below(path):
+        for source in _below(path, [] if left_out is None else left_out):
             by_file.setdefault(source.path.resolve(), source)
     return sorted(by_file.values(), key=in_order)
 
@@ -81,26 +93,63 @@ def in_order(source: Source) -> tuple[int, int, str]:
     return (source.cycle, -1 if source.rank_in_name is None else source.rank_in_name, str(source.path))
 
 
-def _below(path: Path) -> Iterator[Source]:
+def _below(path: Path, left_out: list[LeftOut]) -> Iterator[Source]:
+    _refuse_other(path)
     if path.is_file():
         yield _source(path, [path.absolute().parent.name], given=True)
         return
-    if not path.is_dir():
-        raise InputError(f"{path}: no such file or folder; give a trace file or a run folder")
-    files = list(_walk(path))
+    unread: list[LeftOut] = []
+    files = list(_walk(path, unread))
+    left_out.extend(unread)
     if not files:
-        raise InputError(f"{path}: no trace in this folder (looked for *.json and *.json.gz); give a run folder")
+        but = f"; {unread[0].path}: {unread[0].finding.what}" if unread else ""
+        raise InputError(f"{path}: no trace in this folder (looked for *.json and *.json.gz{but}); give a run folder")
     for file in files:
         yield _source(file, [path.resolve().name, *file.parent.relative_to(path).parts], given=False)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
-        folders[:] = [f for f in folders if not f.startswith(".")]
-        for name in files:
-            is_trace = _TRACE_NAME.search(name) and not _NOT_TRACES.search(name) and not name.startswith(".")
-            if is_trace and (file := Path(place, name)).is_file():
+def _walk(folder: Path, left_out: list[LeftOut]) -> Iterator[Path]:
+    def note(error: OSError) -> None:
+        left_out.append(_left_out(Path(error.filename), f"folder cannot be read ({_reason(error)})", "folder"))
+
+    for place, folders, files in os.walk(folder, onerror=note):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        for name in sorted(files):
+            if name.startswith(".") or not _TRACE_NAME.search(name) or _NOT_TRACES.search(name):
+                continue
+            file = Path(place, name)
+            if other := _other_kind(file):
+                left_out.append(_left_out(file, other, "file"))
+            else:
                 yield file
+
+
+def _left_out(path: Path, what: str, kind: str) -> LeftOut:
+    return LeftOut(path, Finding(what, None, 1, f"{kind} left out"))
+
+
+def _refuse_other(path: Path) -> None:
+    if other := _other_kind(path):
+        raise InputError(f"{path}: {other}; give a trace file or a run folder")
+
+
+def _other_kind(path: Path) -> str | None:
+    """What a path is that is neither a file nor a folder; null for one of these."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "a link to nothing" if path.is_symlink() else "no such file or folder"
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({_reason(error)})"
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return f"{kinds.get(stat.S_IFMT(mode), 'something')}, not a file (it cannot be read more than once)"
+
+
+def _reason(error: OSError | ValueError) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return (strerror or str(error)).lower()
 
 
 def _source(path: Path, folders: list[str], *, given: bool) -> Source:

@@ -14,12 +14,12 @@ import polars as pl
 from tracekit.errors import InputError
 from tracekit.read.cache import read_file
 from tracekit.read.columns import Columns
-from tracekit.read.cycles import choose_cycle, split_cycles
+from tracekit.read.cycles import choose_cycle, split_cycles, without_strays
 from tracekit.read.decode import Decoded
 from tracekit.read.findings import Finding
-from tracekit.read.manifest import Manifest
+from tracekit.read.manifest import Manifest, is_foreign
 from tracekit.read.ranks import Ranked, assign_ranks, missing_ranks, rank_findings, refuse_duplicates, world_size
-from tracekit.read.sources import Source, find_sources
+from tracekit.read.sources import MANIFEST_NAME, LeftOut, Source, find_sources
 
 # One row a file of the run; a file of a cycle that was not read has null `num_events`, and `rank` by its name.
 FILES_SCHEMA: dict[str, pl.DataType] = {
@@ -41,6 +41,8 @@ REPAIRS_SCHEMA: dict[str, pl.DataType] = {
     "count": pl.Int64(),
     "done": pl.String(),
 }
+
+_STRAY = "not a Kineto trace (no events in it)"
 
 # Called with files done, files in all, and the name of the file just done.
 Progress = Callable[[int, int, str], None]
@@ -78,7 +80,10 @@ def read_traces(
         InputError: nothing to read, a file that was named is not a Kineto trace, or two files claim one rank.
         UsageError: there is no such cycle.
     """
-    everything = split_cycles(find_sources(paths))
+    left_out = _foreign_manifests(paths)
+    found, strays = without_strays(find_sources(paths, left_out))
+    left_out.extend(LeftOut(s.path, Finding(_STRAY, None, 1, "file left out")) for s in strays)
+    everything = split_cycles(found)
     chosen = choose_cycle(everything, cycle, manifest)
     sources = [s for s in everything if s.cycle == chosen]
     read, unusable = _usable(sources, _read_all([s.path for s in sources], cache, executor, progress))
@@ -89,6 +94,7 @@ def read_traces(
     size = world_size(facts, manifest.world_size if manifest else None)
     rows = [
         *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.decoded.findings),
+        *({"file": str(path), **asdict(finding)} for path, finding in left_out),
         *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
         *(
             _row(read[place].source, ranks[place], f) if place is not None else {"cycle": chosen, **asdict(f)}
@@ -102,6 +108,14 @@ def read_traces(
         size,
         missing_ranks(ranks, size),
     )
+
+
+def _foreign_manifests(paths: list[Path]) -> list[LeftOut]:
+    """The files in these folders that are called like our manifest but are another program's."""
+    manifests = [path / MANIFEST_NAME for path in paths]
+    foreign = [path for path in manifests if path.is_file() and is_foreign(path)]
+    what = "not a manifest that tracekit wrote (neither its format nor its strategy is told)"
+    return [LeftOut(path, Finding(what, None, 1, "file left out")) for path in foreign]
 
 
 def _read_all(
