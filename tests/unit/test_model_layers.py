@@ -140,6 +140,33 @@ def test_phases_of_any_trace_come_from_autograd_and_the_optimizer(tmp_path: Path
     }
 
 
+def test_modules_that_repeat_are_layers_where_nothing_else_tells(tmp_path: Path) -> None:
+    def module(name: str, ts: float, dur: float) -> dict[str, Any]:
+        return span(f"nn.Module: {name}", ts, dur, cat="python_function")
+
+    events = [
+        step(1, 0, 500),
+        module("Decoder_0", 5, 190),
+        span("embed", 8, 2),
+        module("Block_0", 10, 80),
+        module("Linear_0", 20, 20),
+        span("first", 25, 5),
+        module("Block_1", 100, 80),
+        module("Linear_1", 120, 20),
+        span("second", 125, 5),
+        span("between", 185, 5),
+    ]
+    run = tracekit.open(write(tmp_path / "r.json", events))
+    assert run.work.select("name", "layer", "layer_from").rows() == [
+        ("embed", None, None),
+        ("first", "Block_0", "nn.Module"),
+        ("second", "Block_1", "nn.Module"),
+        ("between", None, None),
+    ]
+    told = tracekit.open(write(tmp_path / "s.json", [*events, mark("tracekit::forward (layers.7)", 2, 300)]))
+    assert set(told.work.select("layer", "layer_from").rows()) == {("layers.7", "recorder")}
+
+
 def test_memory_is_sorted_and_judged_by_where_it_was_allocated(tmp_path: Path) -> None:
     events = [
         step(1, 0, 500),

@@ -74,6 +74,7 @@ def _claimed(collectives: pl.DataFrame, found: dict[int, str], phase: str | None
         collectives.join(spans, on="row", how="left")
         .with_columns(
             pl.coalesce("span", "layer").alias("layer"),
+            pl.when(pl.col("span").is_not_null()).then(pl.lit("manifest")).otherwise("layer_from").alias("layer_from"),
             pl.when(pl.col("span").is_not_null()).then(told).otherwise("phase").alias("phase"),
         )
         .drop("span")

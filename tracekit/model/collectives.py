@@ -19,7 +19,8 @@ from tracekit.read.manifest import Manifest
 # One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is
 # what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_bytes`: the full
 # tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring sends, passes x payload x
-# (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name. A collective of several kernels lasts from the
+# (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name. `layer_from`: FSDP2, recorder, manifest (sizes
+# in the order of gradients), nn.Module, autograd. A collective of several kernels lasts from the
 # first to the last; its overlapped and exposed time leave pauses out. `call`: as in the work table. `match` is the same
 # number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand; `transfer_ns` and `wait_ns`
 # (they add up to `dur_ns`) are null unless all are: see model/matching.py.
@@ -31,6 +32,7 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "device": pl.String(),
     "lane": pl.String(),
     "layer": pl.String(),
+    "layer_from": pl.String(),
     "phase": pl.String(),
     "kind": pl.String(),
     "backend_kind": pl.String(),

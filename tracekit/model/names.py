@@ -132,4 +132,5 @@ FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"
 # The recorder's: "tracekit::forward (layers.0)", "tracekit::forward" (the root), "tracekit::backward".
 RECORDER_FORWARD = r"^tracekit::forward(?: \((.*)\))?$"
 RECORDER_PHASE = r"^tracekit::(forward|backward|optimizer)"
+MODULE_FRAME = r"^nn\.Module: (.+)_(\d+)$"
 RECORDER_BACKWARD = r"^tracekit::backward$"

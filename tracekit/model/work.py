@@ -15,7 +15,8 @@ from tracekit.read.columns import Columns
 # One row a piece of work, in time order (an operator of a CPU run can have several: see model/operators.py). `device`:
 # "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one lane is serial. `launched_ns`: when the CPU issued
 # it (null: not seen). `linked_by`: how its step, layer and phase were found: correlation, external id, order (a CPU
-# backend's spans), time. `call`: the collective call that issued it.
+# backend's spans), time. `layer_from`: FSDP2, recorder, nn.Module, autograd. `call`: the collective call that issued
+# it.
 WORK_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -29,6 +30,7 @@ WORK_SCHEMA: dict[str, pl.DataType] = {
     "dur_ns": pl.Int64(),
     "launched_ns": pl.Int64(),
     "layer": pl.String(),
+    "layer_from": pl.String(),
     "phase": pl.String(),
     "linked_by": pl.String(),
     "call": pl.Int64(),
