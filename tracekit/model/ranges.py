@@ -94,7 +94,7 @@ def recorder_ranges(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def module_ranges(events: pl.DataFrame) -> pl.DataFrame:
-    """Calls of the modules that repeat: of the frames "nn.Module: Name_3", the outermost of a class with several numbers.
+    """Calls of modules that repeat: of the frames "nn.Module: Name_3", the outermost of a class with several numbers.
 
     That is the block of a transformer; a model without repeating modules has no layers to tell apart.
     """
