@@ -60,13 +60,18 @@ class Run:
     def repairs(self) -> pl.DataFrame:
         """What was wrong with files or with the run as a whole, and what was done about it: REPAIRS_SCHEMA."""
         note = steps.numbers_differ(self.steps)
-        rows = [{"what": note, "count": 1, "done": "steps are matched by order"}] if note else []
+        rows: list[dict[str, object]] = []
+        if note:
+            rows.append({"what": note, "count": 1, "done": "steps are matched by order"})
+        what = "step marks on another thread, inside or repeating another, or without a usable number"
+        unused = steps.unused_marks(self.events, self.steps).iter_rows(named=True)
+        rows.extend({**row, "what": what, "done": "not used as steps"} for row in unused)
         return pl.concat([self._found, pl.DataFrame(rows, schema=REPAIRS_SCHEMA)])
 
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
-        return steps.without_device_work(steps.steps(self.events, self.manifest), self._columns)
+        return steps.without_device_work(steps.steps(self.events, self.manifest, self._found), self._columns)
 
     @cached_property
     def work(self) -> pl.DataFrame:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.model import names
+from tracekit.model import marks, names
 from tracekit.read.columns import Columns
+from tracekit.read.findings import CORRUPT, ENDS_EARLY
 from tracekit.read.manifest import Manifest
 
 # One row a step of a rank. Half-open window in absolute ns on the CPU clock; `complete` is false, with a reason, where
-# the recording was cut inside it. Without marks: one row, `step` null, the whole trace.
+# the recording was cut inside it, or its mark is in doubt. Windows of a rank do not overlap; between them may lie time
+# of no step (see model/marks.py). Without marks: one row, `step` null, the whole trace.
 STEPS_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -21,64 +23,77 @@ STEPS_SCHEMA: dict[str, pl.DataType] = {
 }
 
 
-def steps(events: pl.DataFrame, manifest: Manifest | None = None) -> pl.DataFrame:
-    """Return STEPS_SCHEMA for these events; never an invented step."""
-    marks = _marks(events)
-    unmarked = events.filter(pl.col("ph") == "X").join(marks, on=["rank", "cycle"], how="anti")
+def steps(events: pl.DataFrame, manifest: Manifest | None = None, repairs: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return STEPS_SCHEMA for these events; never an invented step.
+
+    What the manifest calls incomplete, or a repair (REPAIRS_SCHEMA) cut or corrupt, has an incomplete last step.
+    """
+    marked = marks.windows(events)
+    unmarked = events.filter(pl.col("ph") == "X").join(marked, on=["rank", "cycle"], how="anti")
     whole = unmarked.group_by("rank", "cycle").agg(
         pl.lit(None, pl.Int64).alias("step"),
         pl.col("ts_ns").min().alias("start_ns"),
         (pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)).max().alias("end_ns"),
         pl.lit(value=True).alias("complete"),
-        pl.lit("whole trace: no ProfilerStep marks in it").alias("reason"),
+        pl.lit("whole trace: no ProfilerStep marks in it that can be used").alias("reason"),
     )
     columns = list(STEPS_SCHEMA)
-    table = pl.concat([marks.select(columns), whole.select(columns)]).cast(STEPS_SCHEMA)  # type: ignore[arg-type]
-    return _mark_cut(table, manifest).sort("rank", "cycle", "start_ns")
+    table = pl.concat([marked.select(columns), whole.select(columns)]).cast(STEPS_SCHEMA)  # type: ignore[arg-type]
+    return _mark_cut(table, _cuts(manifest, repairs)).sort("rank", "cycle", "start_ns")
 
 
-def _marks(events: pl.DataFrame) -> pl.DataFrame:
-    """One row a mark; a step ends where the next one on its thread begins, the last where its own mark ends."""
-    on_cpu = pl.col("cat").str.to_lowercase() != "gpu_user_annotation"
-    number = pl.col("name").str.extract(names.STEP_MARK, 1).cast(pl.Int64)
-    marks = events.filter(
-        pl.col("ph") == "X", on_cpu, pl.col("name").str.contains(names.STEP_MARK), pl.col("dur_ns") >= 0
-    )
-    thread = ["rank", "cycle", "pid", "tid"]
-    return (
-        marks.select(*thread, number.alias("step"), pl.col("ts_ns").alias("start_ns"), "dur_ns")
-        .sort(*thread, "start_ns")
-        .with_columns(
-            pl.coalesce(pl.col("start_ns").shift(-1).over(thread), pl.col("start_ns") + pl.col("dur_ns")).alias(
-                "end_ns"
-            ),
-            pl.lit(value=True).alias("complete"),
-            pl.lit(None, pl.String).alias("reason"),
-        )
-        .unique(["rank", "cycle", "step"], keep="first", maintain_order=True)
-    )
-
-
-def _mark_cut(table: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
-    """A recording that its manifest calls incomplete was cut inside its last step."""
-    cut = [
+def _cuts(manifest: Manifest | None, repairs: pl.DataFrame | None) -> pl.DataFrame:
+    """One row a recording of which the end, or any part, is lost: rank, cycle, cut (why)."""
+    schema = {"rank": pl.Int32, "cycle": pl.Int32, "cut": pl.String}
+    told = [
         {"rank": r.rank, "cycle": t.cycle, "cut": t.reason or "the recording ended early"}
         for r in (manifest.ranks if manifest else [])
         for t in r.traces
         if t.complete is False
     ]
-    if not cut:
-        return table
-    reasons = pl.DataFrame(cut, schema={"rank": pl.Int32, "cycle": pl.Int32, "cut": pl.String})
+    cuts = [pl.DataFrame(told, schema=schema)]
+    if repairs is not None:
+        damaged = repairs.filter(is_damage(), pl.col("rank").is_not_null())
+        cuts.append(damaged.select("rank", "cycle", pl.col("what").alias("cut")))
+    return (
+        pl.concat(cuts)
+        .group_by("rank", "cycle", maintain_order=True)
+        .agg(pl.col("cut").unique(maintain_order=True).str.join("; "))
+    )
+
+
+def is_damage() -> pl.Expr:
+    """Whether a repair (`what`) tells of a part of a file that is lost."""
+    return pl.col("what").str.contains(f"^({ENDS_EARLY}|{CORRUPT})")
+
+
+def _mark_cut(table: pl.DataFrame, cuts: pl.DataFrame) -> pl.DataFrame:
+    """A recording was cut inside its last step."""
     last = pl.col("start_ns") == pl.col("start_ns").max().over("rank", "cycle")
     is_cut = last & pl.col("cut").is_not_null()
+    why = pl.concat_str("reason", "cut", separator="; ", ignore_nulls=True)
     return (
-        table.join(reasons, on=["rank", "cycle"], how="left")
+        table.join(cuts, on=["rank", "cycle"], how="left", maintain_order="left")
         .with_columns(
             (pl.col("complete") & ~is_cut).alias("complete"),
-            pl.when(is_cut).then("cut").otherwise("reason").alias("reason"),
+            pl.when(is_cut).then(why).otherwise("reason").alias("reason"),
         )
         .drop("cut")
+    )
+
+
+def unused_marks(events: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFrame:
+    """Return rank, cycle, count: of each rank, the marks that are no steps; none where all are."""
+    run = ["rank", "cycle"]
+    used = steps_table.drop_nulls("step").group_by(run).agg(pl.len().cast(pl.Int64).alias("used"))
+    return (
+        marks.marks(events)
+        .group_by(run)
+        .agg(pl.len().cast(pl.Int64).alias("count"))
+        .join(used, on=run, how="left")
+        .select(*run, pl.col("count") - pl.col("used").fill_null(0))
+        .filter(pl.col("count") > 0)
+        .sort(run)
     )
 
 
@@ -146,7 +161,7 @@ def turns(steps_table: pl.DataFrame) -> pl.DataFrame:
 
 def step_at(table: pl.DataFrame, steps_table: pl.DataFrame, time: str) -> pl.DataFrame:
     """Return `table` with a `step` column: the step whose window, on its rank, holds the time in column `time`."""
-    windows = steps_table.select("rank", "cycle", "step", "start_ns", "end_ns").sort("start_ns")
+    windows = steps_table.select("rank", "cycle", "step", "start_ns", "end_ns").sort("start_ns", "end_ns")
     order = "__order"
     joined = (
         table.with_row_index(order)
