@@ -48,9 +48,12 @@ def breakdown(run: Run) -> pl.DataFrame:
     idle.
 
     On a GPU the step's window runs from the start of its first work to the start of the next step's first
-    work, or to the end of its own last work where that is later; the last step ends with its last work. On
-    the CPU the recorder's step marks are the windows. A rank that drives several GPUs gives the sum over
-    them.
+    work, or to the end of its own last work where that is later; a step that no step follows at once (the last
+    one, one before a pause of the recording) ends with its last work. On the CPU the recorder's step marks are
+    the windows. A rank that drives several GPUs gives the sum over them.
+
+    Work that no step launched (step null in the overlap table) belongs to no row; :func:`outside_steps` tells
+    how much it is.
     """
     work = _on_device(run.work)
     shares = _shares(work)
@@ -75,6 +78,16 @@ def breakdown(run: Run) -> pl.DataFrame:
         .sort("rank", "cycle", "step")
         .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
     )
+
+
+def outside_steps(run: Run) -> tuple[int, int]:
+    """How long devices were busy with work that no step launched, and how long they were busy at all, in ns."""
+    work = _on_device(run.work).filter(pl.col("class").is_in(["compute", "comm", "copy"]))
+    outside = work.join(run.steps, on=["rank", "cycle", "step"], how="anti", nulls_equal=True)
+    some, all_of_it = (
+        sum(intervals.length(union) for union in union_by_place(rows).values()) for rows in (outside, work)
+    )
+    return some, all_of_it
 
 
 def _inside(part: intervals.Intervals, window: intervals.Intervals) -> int:
@@ -106,15 +119,18 @@ def _windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
         work.filter(pl.col("device") != "cpu").select("rank").unique(), on="rank", how="anti"
     ).with_columns(pl.lit("cpu").alias("device"))
     key = ["rank", "cycle", "step"]
-    known = run.steps.select(key)
+    marked = run.steps.select(*key, pl.col("start_ns").alias("from_ns"), pl.col("end_ns").alias("to_ns"))
     stretches = (
         work.filter(pl.col("device") != "cpu")
-        .join(known, on=key, how="semi", nulls_equal=True)
+        .join(marked, on=key, how="inner", nulls_equal=True)
         .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
-        .group_by("rank", "cycle", "device", "step")
+        .group_by("rank", "cycle", "device", "step", "from_ns", "to_ns")
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-        .sort("rank", "cycle", "device", "start_ns")
+        .sort("rank", "cycle", "device", "from_ns", "step")
     )
-    following = pl.col("start_ns").shift(-1).over("rank", "cycle", "device")
+    device = ["rank", "cycle", "device"]
+    # Time between steps that do not follow on one another was not recorded, or is that of a step without work.
+    follows = pl.col("from_ns").shift(-1).over(device) == pl.col("to_ns")
+    following = pl.when(follows).then(pl.col("start_ns").shift(-1).over(device))
     on_gpu = stretches.with_columns(pl.max_horizontal("end_ns", following).alias("end_ns"))
     return pl.concat([on_cpu.select(_WINDOW), on_gpu.select(_WINDOW)], how="vertical_relaxed")

@@ -6,7 +6,7 @@ from fakes import US, common_fixture, run_of, step, work
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.breakdown import SCHEMA, breakdown
+from analysis.breakdown import SCHEMA, breakdown, outside_steps
 
 PARTS = ("step_ns", "compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns", "residual_ns")
 
@@ -45,6 +45,52 @@ def test_a_window_reaches_to_the_next_step_or_to_its_own_end():
     )
     # 5: 10..130. 6: 130..220, in which step 7 computes for the last 10. 7: 210..240, whose first 10 are shared.
     assert parts(run) == [(120, 40, 0, 0, 80, 0), (90, 40, 50, 0, 0, 0), (30, 30, 0, 0, 0, 0)]
+
+
+def test_a_step_before_a_pause_ends_with_its_own_work():
+    run = run_of(
+        steps=[step(5, 0, 100), step(9, 5000, 5100)],
+        work=[work("compute", "stream 7", 10, 150, step=5), work("compute", "stream 7", 5020, 5030, step=9)],
+    )
+    assert parts(run) == [(140, 140, 0, 0, 0, 0), (10, 10, 0, 0, 0, 0)]
+
+
+def test_a_step_without_work_is_no_idle_time_of_the_step_before():
+    run = run_of(
+        steps=[step(5, 0, 100), step(6, 100, 200), step(7, 200, 300)],
+        work=[work("compute", "stream 7", 10, 50, step=5), work("compute", "stream 7", 210, 240, step=7)],
+    )
+    assert parts(run) == [(40, 40, 0, 0, 0, 0), (30, 30, 0, 0, 0, 0)]
+
+
+def test_a_step_whose_work_runs_late_still_ends_with_it():
+    run = run_of(
+        steps=[step(5, 0, 100), step(6, 100, 200)],
+        work=[work("compute", "stream 7", 150, 170, step=5), work("comm", "stream 20", 120, 160, step=6)],
+    )
+    # Step 6 starts on the device before step 5 does: each window is that of its own work.
+    assert parts(run) == [(20, 20, 0, 0, 0, 0), (40, 10, 30, 0, 0, 0)]
+
+
+def test_work_outside_steps_is_measured_as_busy_time_once():
+    run = run_of(
+        steps=[step(5, 0, 100)],
+        work=[
+            work("compute", "stream 7", 0, 60),
+            work("compute", "stream 7", 200, 230, step=None),
+            work("comm", "stream 20", 210, 240, step=None),
+            work("other", "stream 40", 300, 400, step=None),
+            work("compute", "thread 1", 500, 900, step=None, device="cpu"),
+        ],
+    )
+    assert outside_steps(run) == (40 * US, 100 * US)
+
+
+@pytest.mark.parametrize(("steps", "outside"), [([step(None, 0, 100)], 0), ([], 10)])
+def test_a_whole_trace_is_a_step_of_its_own(steps, outside):
+    run = run_of(steps=steps, work=[work("compute", "stream 7", 10, 20, step=None)])
+    assert outside_steps(run) == (outside * US, 10 * US)
+    assert outside_steps(run_of(steps=steps)) == (0, 0)
 
 
 def test_step_marks_are_the_windows_on_a_cpu():
