@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import ledger, memory, overlap, volume
+from analysis.gaps import gaps
 from tracekit.model.buckets import ROOT
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def verdicts(run: Run) -> list[str]:
         _exposed(run),
         _memory(run),
         _overhead(run),
-        *_missing(run),
+        *gaps(run),
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -219,21 +220,6 @@ def _overhead(run: Run) -> str | None:
     if ratio is None or ratio < 1.05:
         return None
     return f"Recording made steps {100 * (ratio - 1):.0f} % longer, so read times as shares, not as speeds."
-
-
-def _missing(run: Run) -> list[str]:
-    """What the trace does not tell."""
-    gaps: list[str] = []
-    if run.manifest is None:
-        gaps.append("There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.")
-    if run.memory.is_empty():
-        gaps.append("The trace has no memory events, so its memory is unknown.")
-    if run.steps["step"].is_null().all():
-        gaps.append("The trace has no step marks, so all of it is one window.")
-    cut = run.steps.filter(~pl.col("complete")).height
-    if cut:
-        gaps.append(f"{cut} of {run.steps.height} recorded steps are incomplete and stand outside comparisons.")
-    return gaps
 
 
 def _subject(run: Run) -> str:

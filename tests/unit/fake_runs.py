@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import polars as pl
 
 from tracekit.read.manifest import Axis, Held, Manifest, Parameter, Precision, RankInfo, StepTimes, Unit
+from tracekit.read.traces import REPAIRS_SCHEMA
 
 US = 1_000
 STEP = 1_000 * US
@@ -31,6 +32,7 @@ STEPS = {
 }
 WORK = {
     "rank": pl.Int32,
+    "call": pl.Int64,
     "cycle": pl.Int32,
     "step": pl.Int64,
     "index": pl.Int64,
@@ -46,6 +48,7 @@ WORK = {
 }
 COLLECTIVES = {
     "rank": pl.Int32,
+    "call": pl.Int64,
     "cycle": pl.Int32,
     "step": pl.Int64,
     "index": pl.Int64,
@@ -91,7 +94,6 @@ MEMORY = {
     "layer": pl.String,
     "phase": pl.String,
 }
-REPAIRS = {"file": pl.String, "rank": pl.Int32, "problem": pl.String, "count": pl.Int64, "action": pl.String}
 RANKS = {
     "file": pl.String,
     "rank": pl.Int32,
@@ -108,7 +110,7 @@ TABLES = {
     "work": WORK,
     "collectives": COLLECTIVES,
     "memory": MEMORY,
-    "repairs": REPAIRS,
+    "repairs": REPAIRS_SCHEMA,
     "ranks": RANKS,
 }
 
@@ -116,7 +118,7 @@ TABLES = {
 def empty_run(name: str = "empty") -> SimpleNamespace:
     """A run that recorded nothing."""
     tables = {table: pl.DataFrame(schema=schema) for table, schema in TABLES.items()}
-    return SimpleNamespace(name=name, paths=[], manifest=None, psi=None, **tables)
+    return SimpleNamespace(name=name, paths=[], manifest=None, psi=None, world_size=None, missing_ranks=[], **tables)
 
 
 def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, base_ns: int = 10**18) -> SimpleNamespace:
@@ -127,7 +129,8 @@ def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, bas
         for step in range(num_steps):
             _step(rows, rank, step, base_ns + step * STEP)
     tables = {table: pl.DataFrame(rows[table], schema=schema) for table, schema in TABLES.items()}
-    return SimpleNamespace(name=name, paths=[], manifest=manifest(num_ranks), psi=PSI, **tables)
+    facts = {"psi": PSI, "world_size": num_ranks, "missing_ranks": []}
+    return SimpleNamespace(name=name, paths=[], manifest=manifest(num_ranks), **facts, **tables)
 
 
 def manifest(num_ranks: int = 2) -> Manifest:

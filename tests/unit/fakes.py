@@ -11,6 +11,7 @@ from tracekit.model.memory import MEMORY_SCHEMA
 from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.model.work import WORK_SCHEMA
 from tracekit.read.manifest import Axis, Held, Manifest, Parameter, Precision, RankInfo, Unit
+from tracekit.read.traces import REPAIRS_SCHEMA
 
 US = 1_000
 SCHEMAS = {
@@ -18,6 +19,7 @@ SCHEMAS = {
     "work": WORK_SCHEMA,
     "collectives": COLLECTIVES_SCHEMA,
     "memory": MEMORY_SCHEMA,
+    "repairs": REPAIRS_SCHEMA,
 }
 PLACE = {"rank": 0, "cycle": 0, "device": "cuda:0"}
 
@@ -29,7 +31,8 @@ def run_of(manifest=None, **tables) -> SimpleNamespace:
         for name, schema in SCHEMAS.items()
     }
     frames |= _numbered(frames["work"], frames["collectives"])
-    return SimpleNamespace(name="fake", paths=[], manifest=manifest, psi=manifest.psi if manifest else None, **frames)
+    facts = {"psi": manifest.psi, "world_size": manifest.world_size} if manifest else {"psi": None, "world_size": None}
+    return SimpleNamespace(name="fake", paths=[], manifest=manifest, missing_ranks=[], **facts, **frames)
 
 
 def _numbered(work, collectives) -> dict[str, pl.DataFrame]:

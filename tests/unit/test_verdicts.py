@@ -52,7 +52,7 @@ def test_the_unexplained_is_admitted():
     extra = collective("all_reduce", "stream 20", 0, 1, numel=12)
     text = sentence(run_as_planned(manifest_of("zero2-fsdp2", SMALL), extra), "FSDP2")
     assert text is not None
-    assert "moved 3.00Ψ a step, not 2Ψ: of +1.00Ψ that nothing explains" in text
+    assert "moved 3.00Ψ a step, where its plan says 2.00Ψ: +1.00Ψ stay unexplained" in text
 
 
 def test_an_emulating_backend_is_told():
@@ -89,10 +89,15 @@ def test_81_decimal_gigabytes_are_told_in_binary_ones():
 
 
 def test_a_foreign_trace_is_told_in_bytes_with_what_is_missing():
-    run = common_fixture()
-    known = collective("all_gather", "stream 20", 1060, 1160, numel=256)
-    run.collectives = run_of(collectives=[known, collective("broadcast", "stream 20", 0, 0)]).collectives
-    moved = "Each rank moved, on average: all_gather 1.00 KiB in 1 call, broadcast of unknown size in 1 call"
+    run = run_of(
+        steps=[step(5, 1000, 1200)],
+        work=[work("compute", "stream 7", 1010, 1110), work("comm", "stream 20", 1060, 1160)],
+        collectives=[
+            collective("all_gather", "stream 20", 1060, 1160, numel=256),
+            collective("broadcast", "stream 20", 1060, 1060),
+        ],
+    )
+    moved = "Each rank moved, in one step: all_gather 1.00 KiB in 1 call, broadcast of unknown size in 1 call"
     exposed = "Exposed communication took 50.0 µs of a step of 150.0 µs (33 %)"
     assert verdicts(run) == [
         f"{moved}; 50 % of its time was hidden under compute.",
@@ -137,10 +142,70 @@ def test_the_price_of_recording_is_told_when_it_is_felt():
     assert sentence(run_of(quick), "Recording") is None
 
 
-def test_cut_steps_and_missing_marks_are_told():
+def test_incomplete_steps_are_told_with_their_reasons_most_frequent_first():
+    lost = [step(n, n, n + 1, complete=False, reason="no activity") for n in (6, 7)]
+    run = run_of(steps=[step(5, 0, 1), *lost, step(8, 8, 9, complete=False, reason="ends early")])
+    assert sentence(run, "3 of 4 recorded") == (
+        "3 of 4 recorded steps are incomplete and stand outside comparisons: "
+        "no activity (2 steps); ends early (1 step)."
+    )
     cut = run_of(steps=[step(5, 0, 1), step(6, 1, 2, complete=False)])
-    assert sentence(cut, "1 of 2 recorded steps")
+    assert "1 of 2 recorded steps is incomplete and stands outside comparisons." in verdicts(cut)
+
+
+def test_without_a_complete_step_means_are_not_said_to_be_of_complete_ones():
+    run = run_of(steps=[step(5, 0, 1, complete=False), step(6, 1, 2, complete=False)])
+    assert "All 2 recorded steps are incomplete, so no mean is one of whole steps." in verdicts(run)
+
+
+def test_many_reasons_are_counted():
+    steps = [step(n, n, n + 1, complete=False, reason=f"reason {n}") for n in range(5)]
+    text = sentence(run_of(steps=[*steps, step(9, 9, 10)]), "5 of 6")
+    assert text is not None
+    assert text.endswith("reason 0 (1 step); reason 1 (1 step); reason 2 (1 step); 2 other reasons.")
+
+
+def test_missing_marks_are_told():
     assert sentence(run_of(steps=[step(None, 0, 1)]), "The trace has no step marks")
+
+
+def test_repairs_are_counted_with_ranks_and_cut_files_come_first():
+    found = [
+        {"rank": 2, "file": "b", "what": "invalid UTF-8 in text", "count": 2},
+        {"rank": 1, "file": "a", "what": "invalid UTF-8 in text", "count": 1},
+        {"rank": 1, "file": "a", "what": "ends early: the list of events is not closed", "count": 1},
+        {"rank": None, "what": "step numbers differ between ranks", "count": 1},
+    ]
+    assert sentence(run_of(repairs=found), "Reading") == (
+        "Reading took 4 repairs: rank 1, ends early: the list of events is not closed; "
+        "ranks 1-2, invalid UTF-8 in text (3 times); counts of rank 1 are lower bounds."
+    )
+    assert sentence(run_of(repairs=found[:1]), "Reading") == (
+        "Reading took 2 repairs: rank 2, invalid UTF-8 in text (2 times)."
+    )
+    assert sentence(run_of(repairs=found[3:]), "Reading") is None
+
+
+def test_waits_that_need_missing_ranks_are_said_to_need_them():
+    met = {"num_matched": 2, "num_needed": 2}
+    alone = {"num_matched": 2, "num_needed": 4}
+    rows = [collective("all_gather", "stream 20", n, n + 1, **need) for n, need in enumerate([met, alone, alone])]
+    run = run_of(steps=[step(5, 0, 9)], collectives=[*rows, collective("broadcast", "stream 20", 5, 6, **alone)])
+    assert sentence(run, "Waits") is None
+    run.world_size, run.missing_ranks = 4, [1, 3]
+    assert sentence(run, "Waits") == (
+        "Waits and skew of 2 of 3 collectives are unknown: needs 4 of 4 ranks, has 2 (no file of ranks 1, 3)."
+    )
+    run.collectives = run.collectives.filter(pl.col("num_needed") == 2)
+    assert sentence(run, "Waits") is None
+
+
+@pytest.mark.parametrize(("length", "told"), [(1, None), (2, "2 % of the time that devices were busy")])
+def test_work_outside_steps_is_told_from_one_percent_on(length, told):
+    outside = work("compute", "stream 7", 200, 200 + length, step=None)
+    run = run_of(steps=[step(5, 0, 100)], work=[work("compute", "stream 7", 0, 99), outside])
+    text = next((t for t in verdicts(run) if "outside all steps" in t), None)
+    assert text is None if told is None else (text or "").startswith(told)
 
 
 @pytest.mark.parametrize("manifest", [None, manifest_of("fsdp2", SMALL), manifest_of("unheard of", SMALL)])

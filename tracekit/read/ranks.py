@@ -71,7 +71,7 @@ def rank_findings(ranks: Sequence[int], told: Sequence[Facts], size: int | None)
             found.append((place, Finding(f"rank {rank} of a world of {size} ranks", None, 1, "kept")))
     missing = missing_ranks(ranks, size)
     if missing and size is not None:
-        what = f"no file of {_spans(missing)}: needs {size} of {size} ranks, has {size - len(missing)}"
+        what = f"no file of {spans(missing)}: needs {size} of {size} ranks, has {size - len(missing)}"
         done = "tables of each rank hold; what compares all ranks is unknown"
         found.append((None, Finding(what, None, len(missing), done)))
     return found
@@ -85,14 +85,14 @@ def _known(source: Source, told: int | None) -> Ranked | None:
     return None
 
 
-def _spans(ranks: list[int]) -> str:
-    """Say "rank 3" or "ranks 0-33, 35, 37-299", at most a line of it."""
-    spans: list[list[int]] = []
+def spans(ranks: list[int]) -> str:
+    """Say of sorted ranks "rank 3" or "ranks 0-33, 35, 37-299", at most a line of it."""
+    runs: list[list[int]] = []
     for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
         else:
-            spans.append([rank, rank])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+            runs.append([rank, rank])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     more = f" and {len(shown) - 8} more spans" if len(shown) > 9 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[: 8 if more else 9])}{more}"
