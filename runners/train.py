@@ -55,6 +55,7 @@ def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--param-dtype", choices=list(DTYPES), default=strategy and strategy.param_dtype, help="dtype to compute in")
     add("--reduce-dtype", choices=list(DTYPES), default=strategy and strategy.reduce_dtype, help="dtype of reductions")
+    add("--backend", choices=["nccl", "gloo"], default=None, help="NCCL where there are GPUs, else gloo, if not given")
     add("--wait", type=int, default=3, help="steps before the profiler is switched on")
     add("--warmup", type=int, default=1, help="steps with the profiler on and its events dropped")
     add("--active", type=int, default=3, help="steps recorded")
@@ -85,12 +86,17 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, type[Strategy]]:
 
 
 def connect(args: argparse.Namespace) -> Setup:
-    """Joins the other ranks: NCCL and one GPU a rank where there are GPUs, gloo and one thread a rank otherwise."""
+    """Joins the other ranks: NCCL and one GPU a rank where there are GPUs, gloo and one thread a rank otherwise.
+
+    Over gloo more ranks than GPUs share them, so that one GPU shows what several ranks do.
+    """
     if torch.cuda.is_available():
-        device, backend = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))), "nccl"
+        backend = args.backend or "nccl"
+        rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        device = torch.device("cuda", rank % gpus if backend == "gloo" else rank)
         torch.cuda.set_device(device)
     else:
-        device, backend = torch.device("cpu"), "gloo"
+        device, backend = torch.device("cpu"), args.backend or "gloo"
         torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group(backend)
