@@ -55,7 +55,11 @@ class Compiler:
         # Its module is not among torch's names until something compiles.
         from torch._dynamo.utils import counters
 
-        breaks = {" ".join(str(reason).split()): int(count) for reason, count in counters["graph_break"].items()}
+        breaks: dict[str, int] = {}
+        for reason, count in counters["graph_break"].items():
+            # The first line names the kind of break; what follows are places on this machine and advice.
+            title = str(reason).strip().partition("\n")[0].strip()
+            breaks[title] = breaks.get(title, 0) + int(count)
         return {
             "compile": {
                 "scope": self.scope,
@@ -63,7 +67,7 @@ class Compiler:
                 "fullgraph": self._whole,
                 "graphs": len(self.graphs),
                 "graph_breaks": sum(breaks.values()),
-                "graph_break_reasons": {reason[:200]: count for reason, count in breaks.items()},
+                "graph_break_reasons": breaks,
                 "collectives_in_graph": [calls for graph in self.graphs for calls in graph],
             }
         }

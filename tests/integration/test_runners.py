@@ -314,14 +314,22 @@ def test_a_tied_weight_is_gathered_at_each_use(recorded):
 
 @pytest.mark.parametrize(
     ("strategy", "scope", "breaks"),
-    [("ddp", "model", 1), ("ddp", "blocks", 0), ("fsdp1", "blocks", 0), ("fsdp2", "blocks", 0), ("fsdp2", "model", 0)],
+    # With torch 2.13, whose DDP and FSDP1 leave the graph in their own forward.
+    [
+        ("ddp", "model", 3),
+        ("ddp", "blocks", 0),
+        ("fsdp1", "model", 1),
+        ("fsdp1", "blocks", 0),
+        ("fsdp2", "blocks", 0),
+        ("fsdp2", "model", 0),
+    ],
 )
 def test_compiling_leaves_collectives_outside_the_graph(recorded, strategy, scope, breaks):
     run = recorded(strategy, "--compile", scope)
     compiled = run.manifest["compile"]
     assert (compiled["scope"], compiled["collectives_in_graph"]) == (scope, [])
     assert compiled["graphs"] >= 2
-    assert (compiled["graph_breaks"] > 0) == bool(breaks)
+    assert compiled["graph_breaks"] == sum(compiled["graph_break_reasons"].values()) == breaks
     # The same is sent, compiled or not.
     assert totals(run) == SENT[strategy]
 
