@@ -6,10 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHECKED := tracekit runners analysis tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types pytest browser claims clean
+.PHONY: help setup demo test lint types pytest fuzz bench-read browser claims clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install everything pinned in constraints.txt
 
@@ -27,6 +27,12 @@ types: $(STAMP) ## pyright, strict on the packages
 
 pytest: $(STAMP) ## the test suite alone
 	$(BIN)/python -m pytest
+
+fuzz: $(STAMP) ## damage traces at random, N (20000) times from SEED (0), and check what the reader makes of them
+	$(BIN)/python tests/fuzz/fuzz.py
+
+bench-read: $(STAMP) ## time and memory of reading, side by side with HTA and the floor (about ten minutes)
+	$(BIN)/python tests/bench/read.py
 
 claims: $(STAMP) ## answer the lesson's claims from recorded and proved numbers, in docs/claims.md
 	$(BIN)/python -m analysis.claims

@@ -17,7 +17,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -108,7 +108,7 @@ def _unpack(data: bytes, pack: str) -> bytes:
         machine = zlib.decompressobj(wbits=31) if pack == "gz" else zstandard.ZstdDecompressor().decompressobj()
         used = 0
         try:
-            for used in range(1, len(data) + 1):  # noqa: B007 - needed after the loop
+            for used in range(1, len(data) + 1):
                 text += machine.decompress(data[used - 1 : used])
                 if machine.eof:
                     break
@@ -146,12 +146,10 @@ def read(path: Path) -> Outcome:
 
 
 def _tables(path: Path) -> None:
-    try:
+    with suppress(TracekitError):
         run = tracekit.open(path)
         for table in (run.ranks, run.steps, run.work, run.collectives, run.memory, run.repairs):
             assert table.width
-    except TracekitError as error:
-        assert "\n" not in str(error)
 
 
 def check(seed: int, number: int, folder: Path) -> list[str]:

@@ -76,17 +76,18 @@ def _absolute() -> list[Any]:
 def _events(start: float, part: float) -> list[Any]:
     rows: list[Any] = [
         {"ph": "M", "name": "process_name", "ts": start, "pid": 1, "tid": 0, "args": {"name": "python"}},
-        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "PyTorch Profiler", "ts": start, "dur": 900},
+        _span("Trace", "PyTorch Profiler (0)", start, 900) | {"pid": "Spans", "tid": "PyTorch Profiler"},
         _span("user_annotation", "ProfilerStep#3", start + 1, 500),
         _span("user_annotation", "ProfilerStep#4", start + 501, 300),
     ]  # fmt: skip
     for n in range(14):
         at = start + 10 * n + part
+        gpu = {"device": 0, "stream": 7}
         shapes = {"Input Dims": [[n, 4], []], "Input type": ["float", ""], "Concrete Inputs": ["", "[5, 768]"]}
         rows += [
             _span("cpu_op", f"aten::op{n}", at, 5 + part, {"External id": n, "Sequence number": n, **shapes}),
             _span("cuda_runtime", "cudaLaunchKernel", at + 1, 1.25, {"correlation": 100 + n, "External id": n}),
-            _span("kernel", f"void k{n}<float, {{}}>(int)", at + 2, 3 + n, {"device": 0, "stream": 7, "correlation": 100 + n}, pid=0, tid=7),
+            _span("kernel", f"k{n}<float, {{}}>(int)", at + 2, 3 + n, {**gpu, "correlation": 100 + n}, pid=0, tid=7),
             {"ph": "s", "id": n, "pid": 1, "tid": 100, "ts": at, "cat": "fwdbwd", "name": "fwdbwd"},
             {"ph": "f", "id": n, "pid": 1, "tid": 100, "ts": at + 4, "cat": "fwdbwd", "name": "fwdbwd", "bp": "e"},
         ]  # fmt: skip

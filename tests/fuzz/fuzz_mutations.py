@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 TOKENS = [
-    b"inf", b"-inf", b"nan", b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b"1e999", b"-1e-999", b"1" * 25, b"9" * 400,
-    b'"', b'""', b"\\", b"\\u", b"\\ud800", b"\\x41", b"\\q", b"\n", b"\x00", b"\x01\x1f", b"\x7f", b"\xff\xfe", b"\xc3", b"\xe2\x82",
-    b"[", b"]", b"{", b"}", b"}}", b"]}", b",", b",,", b":", b"[" * 3000, b'{"a":' * 2000, b"-", b".", b"e", b"0", b" ", b"\xef\xbb\xbf",
-    b'"traceEvents": [', b'"ph": "X"', b'"ts": 7', b'"name": "twice"', b'"args": []', b'"dur": "soon"', b'{"ph": "X"}', b"/* */", b"'",
+    b"inf", b"-inf", b"nan", b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b"1e999", b"-1e-999", b"1" * 25,
+    b"9" * 400, b"-", b".", b"e", b"0", b'"', b'""', b"\\", b"\\u", b"\\ud800", b"\\x41", b"\\q", b"'", b"/* */",
+    b"\n", b"\x00", b"\x01\x1f", b"\x7f", b"\xff\xfe", b"\xc3", b"\xe2\x82", b"\xef\xbb\xbf", b" ",
+    b"[", b"]", b"{", b"}", b"}}", b"]}", b",", b",,", b":", b"[" * 3000, b'{"a":' * 2000,
+    b'"traceEvents": [', b'"ph": "X"', b'"ts": 7', b'"name": "twice"', b'"args": []', b'"dur": "soon"', b'{"ph": "X"}',
 ]  # fmt: skip
 
 

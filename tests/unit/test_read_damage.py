@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,135 @@ def test_gzip_bomb_is_refused(tmp_path: Path) -> None:
             file.write(b" " * 2**20)
     with pytest.raises(InputError, match="decompression bomb"):
         tracekit.open(path)
+
+
+def rows(run: Run) -> list[tuple[str, int, int]]:
+    return run.events.filter(ph="X").select("name", "ts_ns", "dur_ns").rows()
+
+
+ABSOLUTE = [
+    f'{{"ph": "X", "cat": "cpu_op", "name": "op {n}", "pid": 1, "tid": 1, "ts": 169923626707105{n}.12{n}, "dur": 0.1}}'
+    for n in range(4)
+]
+EXACT = [(f"op {n}", 1_699_236_267_071_050_120 + 1001 * n, 100) for n in range(4)]
+
+
+def test_absolute_times_stay_exact_where_a_neighbour_is_damaged(tmp_path: Path) -> None:
+    # Damaged and intact events of one stretch, with the digits that no float holds.
+    text = "[" + ", ".join([ABSOLUTE[0], ABSOLUTE[1].replace("op 1", "op\n1"), *ABSOLUTE[2:]]) + "]"
+    run = opened(tmp_path, text.encode())
+    assert rows(run) == [EXACT[0], ("op\n1", *EXACT[1][1:]), *EXACT[2:]]
+
+
+def test_events_after_the_end_of_the_list_are_kept(tmp_path: Path) -> None:
+    text = "[" + ", ".join(ABSOLUTE[:2]) + "]" + ', "note": 1, ' + ", ".join(ABSOLUTE[2:]) + "]"
+    run = opened(tmp_path, text.encode())
+    assert rows(run) == EXACT
+    assert repairs(run) == [("corrupt: text between events", 1)]
+
+
+def test_a_missing_comma_costs_no_event_and_is_told(tmp_path: Path) -> None:
+    text = "[" + ", ".join(ABSOLUTE[:2]) + " " + ", ".join(ABSOLUTE[2:]) + "]"
+    run = opened(tmp_path, text.encode())
+    assert rows(run) == EXACT
+    assert repairs(run) == [("corrupt: text between events", 1)]
+
+
+@pytest.mark.parametrize("key", [b"traceEvents", b'"traceEvents"', b'{"schemaVersion": 1'])
+def test_a_damaged_head_costs_no_event(tmp_path: Path, key: bytes) -> None:
+    text = json.dumps(document(COMMON)).encode()
+    assert key in text
+    run = opened(tmp_path, text.replace(key, b"?" * len(key)))
+    assert run.events.height == len(COMMON)
+    assert all(what.startswith("corrupt") for what, _ in repairs(run))
+
+
+def test_invalid_bytes_in_text_that_nobody_needs_are_told(tmp_path: Path) -> None:
+    text = json.dumps(document([*COMMON, *COPY])).encode().replace(b"memory bandwidth", b"memory\xffbandwidth")
+    assert repairs(opened(tmp_path, text)) == [("invalid UTF-8 in text", 1)]
+
+
+def test_half_a_surrogate_pair_costs_a_character(tmp_path: Path) -> None:
+    text = json.dumps(document([*COMMON, span("PLACE", 1100, 5)])).encode().replace(b"PLACE", b"a\\ud800b")
+    run = opened(tmp_path, text)
+    assert "a\ufffdb" in run.events["name"].to_list()
+    assert repairs(run) == [("half of a surrogate pair in text", 1)]
+
+
+def test_a_number_beyond_all_floats_becomes_null(tmp_path: Path) -> None:
+    text = json.dumps(document([*COMMON, span("op", 7, 5)])).replace('"ts": 7', '"ts": 1e999').encode()
+    run = opened(tmp_path, text)
+    assert run.events.filter(name="op")["ts_ns"].to_list() == [None]
+    assert sorted(repairs(run)) == [("no start time", 1), ("number beyond 64 bits", 1)]
+
+
+@pytest.mark.parametrize("mended", ['a"b', "a\\qb", 'a "quoted" \\word" b'])
+def test_the_search_goes_on_behind_a_mended_event(tmp_path: Path, mended: str) -> None:
+    # Mending makes text longer, also behind the event where no boundary is seen: the place to go on is the written one.
+    broken = '{"ph": "X", "name": "' + mended + '", "ts": 5, "dur": 1}'
+    text = "[" + broken + " " + broken + " " + ", ".join(ABSOLUTE) + "]"
+    run = opened(tmp_path, text.encode())
+    assert rows(run)[-4:] == EXACT
+    assert run.events.height == 6
+
+
+def test_objects_in_arguments_are_no_places_to_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "BLOCK_BYTES", 1000)
+    listed = [{"id": n, "name": "part"} for n in range(60)]
+    events = [span(f"op {n}", n, 1) | {"args": {"parts": listed}} for n in range(20)]
+    run = opened(tmp_path, json.dumps(document(events)).encode())
+    assert (run.events.height, repairs(run)) == (20, [])
+
+
+def test_ends_of_files_that_differ(tmp_path: Path) -> None:
+    text = json.dumps(document(COMMON)).encode()
+    assert text.endswith(b"]}")
+    found = {end: repairs(opened(tmp_path, text[:-2] + end)) for end in (b"]}", b"]", b"", b"]} tail", b"]}}")}
+    assert {end: [what.split(":")[0] for what, _ in rows] for end, rows in found.items()} == {
+        b"]}": [], b"]": ["ends early"], b"": ["ends early"], b"]} tail": ["corrupt"], b"]}}": ["corrupt"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("block", [700, 8 * 2**20])
+def test_compressed_data_is_read_to_its_last_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Any, block: int
+) -> None:
+    # Much text from few bytes: what the decompressor holds back for want of room comes too.
+    monkeypatch.setattr(content, "BLOCK_BYTES", block)
+    text = json.dumps(document([step(1, 0, 1e6), *(span("op", n, 1) for n in range(2000))])).encode()
+    packed = pack(text)
+    assert opened(tmp_path, packed).events.height == 2001
+    cut = opened(tmp_path, packed[:-5])
+    assert cut.events.height == 2001 if pack is gzip.compress else cut.events.height > 0
+    assert repairs(cut)[0][0].startswith("ends early")
+
+
+def test_zeros_and_members_behind_a_gzip_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = len(PLAIN) // 2
+    first, second = gzip.compress(PLAIN[:half]), gzip.compress(PLAIN[half:])
+    # The next member begins where a chunk of the file ends.
+    monkeypatch.setattr(content, "_CHUNK_BYTES", len(first) + 1)
+    assert repairs(opened(tmp_path, first + second)) == []
+    assert repairs(opened(tmp_path, first + second + bytes(512))) == []
+    assert repairs(opened(tmp_path, first + second + b"?")) == [("corrupt: bytes after the gzip data", 1)]
+
+
+def test_damaged_zstd_is_read_up_to_the_damage(tmp_path: Path) -> None:
+    half = PLAIN.rindex(b"},") + 2
+    broken = bytearray(zstandard.compress(PLAIN[half:]))
+    broken[-3] ^= 0xFF
+    run = opened(tmp_path, zstandard.compress(PLAIN[:half]) + bytes(broken))
+    assert run.events.height >= len(COMMON) - 1
+    assert any(what.startswith("corrupt: zstd") for what, _ in repairs(run))
+
+
+@pytest.mark.parametrize(
+    "bomb", [b'{"a":' * 200_000, b'{"ph":' * 200_000, b'{"a": "' * 100_000, b'{"name": "\\q' * 50_000]
+)
+def test_damage_made_to_be_searched_forever_ends(tmp_path: Path, bomb: bytes) -> None:
+    begin = time.process_time()
+    run = opened(tmp_path, b"[" + ABSOLUTE[0].encode() + b", " + bomb + b", " + ABSOLUTE[1].encode() + b"]")
+    assert time.process_time() - begin < 20
+    assert rows(run)[0] == EXACT[0]
+    assert repairs(run) != []

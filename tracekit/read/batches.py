@@ -11,6 +11,7 @@ EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 BOUNDARY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 # The same for the key that Kineto itself writes first; a list inside the arguments of one event cannot look like it.
 _SAFE_BOUNDARY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"ph"\s*:)')
+_FIRST_KEY = re.compile(rb'\s*\{\s*"ph"\s*:')
 _SPAN = re.compile(rb'"ph"\s*:\s*"X"')
 # Metadata before the events is small; a file without events within this many bytes is something else.
 _MAX_HEAD_BYTES = 64 * 2**20
@@ -21,9 +22,11 @@ _MAX_EVENT_BYTES = 64 * 2**20
 
 
 class Batch(NamedTuple):
-    """Some text of the file. "head": all before the events, up to the bracket. "headless": the text up to the first
-    event, where that is not the beginning of a trace. "events": whole events, joined by commas, at least by the look of
-    it. "rest": the last events, the end of their list and all after it. "alien": a file without events.
+    """Some text of the file, and its place.
+
+    "head": all before the events, up to the bracket. "headless": the text up to the first event, where that is not the
+    beginning of a trace. "events": whole events in brackets, at least by the look of it, with the place of the first.
+    "rest": the last events, the end of their list and all after it. "alien": a file without events.
     """
 
     part: str
@@ -54,20 +57,25 @@ def batches(blocks: Iterator[bytes]) -> Iterator[Batch]:
 
 def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Iterator[Batch]:
     """Cut the text from `offset` on at the last boundary of each block."""
+    boundary = _SAFE_BOUNDARY if _FIRST_KEY.match(text) or _SAFE_BOUNDARY.search(text) else BOUNDARY
     held = [text]
-    for block in blocks:
-        near = held[-1][-_OVERLAP_BYTES:] if held else b""
-        cut = _last_boundary(near + block)
-        held.append(block)
-        size = sum(map(len, held))
-        if cut is None and size < _MAX_EVENT_BYTES:
-            continue
-        text = b"".join(held)
-        # No event is this long: whatever it is, it must not grow without bound.
-        end, resume = (size, size) if cut is None else (p + size - len(block) - len(near) for p in cut)
-        yield Batch("events", text[:end], offset)
-        offset += resume
-        held = [text[resume:]]
+    for more in blocks:
+        block = more
+        cut = _last_boundary(held[-1][-_OVERLAP_BYTES:], block, boundary)
+        if cut is None:
+            held.append(block)
+            if sum(map(len, held)) < _MAX_EVENT_BYTES:
+                continue
+            # No event is this long: whatever it is, it must not grow without bound.
+            block, held = b"".join(held), []
+            cut = _last_boundary(b"", block, BOUNDARY) or (len(block), len(block))
+        end, resume = cut
+        # The blocks are large: each copy of one is felt.
+        before = b"".join(held)[:end] if end < 0 else b"".join(held)
+        text = b"".join((b"[", before, memoryview(block)[: max(end, 0)], b"]"))
+        yield Batch("events", text, offset)
+        offset += sum(map(len, held)) + resume
+        held = [block[resume:]]
     yield Batch("rest", b"".join(held), offset)
 
 
@@ -80,16 +88,19 @@ def _events_start(text: bytes) -> int:
     return found.end() if found else -1
 
 
-def _last_boundary(text: bytes) -> tuple[int, int] | None:
-    """End of the last whole event and start of the next; null where the text has no boundary."""
-    for boundary in (_SAFE_BOUNDARY, BOUNDARY):
-        reach = _SEARCH_BYTES
-        while True:
-            start = max(0, len(text) - reach)
-            spans = [found.span() for found in boundary.finditer(text, start)]
-            if spans:
-                return spans[-1]
-            if start == 0:
-                break
-            reach *= 8
-    return None
+def _last_boundary(near: bytes, block: bytes, boundary: re.Pattern[bytes]) -> tuple[int, int] | None:
+    """End of the last whole event and start of the next, as places in the block; null where there is no boundary.
+
+    The end can be negative, a place in `near`, the text before the block.
+    """
+    reach = _SEARCH_BYTES
+    while True:
+        whole = reach >= len(block)
+        text = near + block if whole else block[-reach:]
+        shift = -len(near) if whole else len(block) - reach
+        spans = [found.span() for found in boundary.finditer(text)]
+        if spans and spans[-1][1] + shift > 0:
+            return spans[-1][0] + shift, spans[-1][1] + shift
+        if whole:
+            return None
+        reach *= 8

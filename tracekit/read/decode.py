@@ -84,7 +84,8 @@ def _events(batch: Batch, first_index: int, *, in_object: bool) -> _Part:
         events, facts = _whole(batch, in_object=in_object)
         return _Part(events, columns(events, first_index), facts, [])
     except _NOT_DECODABLE:
-        saved = salvage(batch.text, batch.offset, at_end=batch.part == "rest", in_object=in_object)
+        at_end = batch.part == "rest"
+        saved = salvage(batch.text if at_end else batch.text[1:-1], batch.offset, at_end=at_end, in_object=in_object)
         return _Part(saved.events, columns(saved.events, first_index), facts_in(saved.after), saved.findings)
 
 
@@ -94,10 +95,9 @@ def _whole(batch: Batch, *, in_object: bool) -> tuple[Sequence[Event], Facts]:
         # What is skipped is not looked at otherwise.
         batch.text.decode()
     if batch.part == "events":
-        text = b"[" + batch.text + b"]"
-        events = msgspec.json.decode(text, type=list[Event])
+        events = msgspec.json.decode(batch.text, type=list[Event])
         if not clock.is_exact([e.ts for e in events]):
-            return msgspec.json.decode(text, type=list[ExactEvent]), Facts()
+            return msgspec.json.decode(batch.text, type=list[ExactEvent]), Facts()
         return events, Facts()
     whole = b'{"traceEvents":[' + batch.text + (b"" if in_object else b"}")
     document: Document = msgspec.json.decode(whole, type=Document)

@@ -18,9 +18,12 @@ _SURROGATE = "half of a surrogate pair in text"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:inf(?:inity)?|nan)\b', re.IGNORECASE | re.DOTALL)
 _ILLEGAL_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})(.?)', re.DOTALL)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
-# A value with quotes of its own ends where the next key of an event, or the end of the object, follows.
+# A value with quotes of its own ends where the next key of an event, or the end of the object, follows; it is not
+# looked for farther than any name is long.
 _QUOTED_VALUE = re.compile(
-    r'("(?:name|cat|Call stack|Python module)"\s*:\s*")(.*?)(?="\s*(?:,\s*"[A-Za-z_ ]+"\s*:|\}))', re.DOTALL
+    r'("(?:name|cat|Call stack|Python module)"\s*:\s*")((?:(?!"(?:name|cat)"\s*:).){0,4096}?)'
+    r'(?="\s*(?:,\s*"[A-Za-z_ ]+"\s*:|\}))',
+    re.DOTALL,
 )
 # Mending looks at so much text: no event is longer, and a lost quote must not make every attempt a search of the rest.
 _MAX_MENDED_CHARS = 2**16

@@ -109,6 +109,9 @@ def _decode(pieces: Sequence[_Piece]) -> list[Event] | None:
         checked = msgspec.json.decode(text, type=list[CheckedEvent])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    if any(e.ph is None for e in checked):
+        # Another object, which can be a whole trace around its events.
+        return None
     if clock.is_exact([e.ts for e in checked]):
         return msgspec.json.decode(text, type=list[Event])
     return list[Event](msgspec.json.decode(text, type=list[ExactEvent]))
