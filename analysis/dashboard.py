@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis import words
 from analysis.sections import Analysed, Table, file_tables, sections, trusted
+from tracekit.export.text import plain_line
 
 
 def dashboard(runs: list[Analysed]) -> str:
@@ -50,7 +51,14 @@ _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = 
 def _environment() -> Any:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    return Environment(loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined)
+    return Environment(
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, finalize=_without_unprintable
+    )
+
+
+def _without_unprintable(value: Any) -> Any:
+    """What the templates are to show, with text made fit to print unless it is HTML of our own."""
+    return plain_line(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _draw(table: Table) -> Any:

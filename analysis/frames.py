@@ -7,7 +7,8 @@ in `note`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import textwrap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -15,10 +16,12 @@ from analysis import drawing, style
 from analysis.blame import ADVICE, blame
 from analysis.breakdown import breakdown
 from analysis.drawing import layer_label, mib, ms
+from analysis.ledger import MEASURED, THEORY, UNEXPLAINED, ledger
 from analysis.memory import floor, peak, timeline
 from analysis.overlap import overlap
 from analysis.skew import skew
 from analysis.volume import backend, volume
+from tracekit.export.text import plain_line
 from tracekit.theory import passes_by_kind, strategy_stage
 
 if TYPE_CHECKING:
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 MAX_BARS = 48
 MAX_CURVES = 8
+
+# Letters of a term in a line beside its bar, and the least part of Ψ that two decimals show.
+_TERM_WIDTH, _SHOWN_PSI = 24, 0.005
 
 _PHASES = {"forward": 0, "backward": 1, "optimizer": 2, "other": 3}
 _PARTS = {
@@ -68,6 +74,61 @@ def volume_rows(run: Run) -> Drawn:
         .with_columns(label=_written("total_psi", "{:.2f}Ψ"))
         .filter(pl.col("psi").is_not_null())
         .sort("order", "kind")
+    )
+
+
+def ledger_rows(run: Run) -> Drawn:
+    """The way from theory to the trace as bars from level to level in Ψ: the mean complete step of a rank.
+
+    Empty where the theory or what was measured is unknown; without a bar for the unexplained where only that is.
+    """
+    table = ledger(run)
+    steps = table.filter(pl.col("term") == MEASURED).height
+    means = table.group_by("term", maintain_order=True).agg(
+        (pl.col("numel").sum() / max(steps, 1)).alias("numel"),
+        (pl.col("psi").sum() / max(steps, 1)).alias("psi"),
+        (pl.col("payload_bytes").sum() / max(steps, 1)).alias("payload_bytes"),
+        pl.col("numel").null_count().alias("unknown"),
+        pl.col("coverage").min(),
+    )
+    known = means.filter(pl.col("unknown") == 0, pl.col("psi").is_not_null())
+    if not {THEORY, MEASURED} <= set(known["term"]) or run.psi is None:
+        return Drawn(_bars(known.clear()))
+    total = pl.col("term").is_in([THEORY, MEASURED])
+    places = {THEORY: 0, MEASURED: 2, UNEXPLAINED: 3}
+    # Terms that not every step has come late in the table; the sum does not depend on their order.
+    rows = known.with_columns(place=pl.col("term").replace_strict(places, default=1, return_dtype=pl.Int64))
+    rows = rows.sort("place", maintain_order=True).filter((pl.col("numel") != 0) | (pl.col("place") != 1))
+    note = ""
+    if UNEXPLAINED not in set(rows["term"]):
+        note = "What is unexplained cannot be told: the sizes of some collectives, or what was planned, are unknown."
+    return Drawn(_bars(rows), note)
+
+
+def _bars(rows: pl.DataFrame) -> pl.DataFrame:
+    """Bars of the walk: totals from 0, terms from where the one before ended, the unexplained up to the measured."""
+    is_total = pl.col("term").is_in([THEORY, MEASURED])
+    moved = pl.when(pl.col("term") == MEASURED).then(0.0).otherwise("psi").cum_sum()
+    colour = (
+        pl.when(is_total)
+        .then(pl.lit("total"))
+        .when(pl.col("term") == UNEXPLAINED)
+        .then(pl.lit(UNEXPLAINED))
+        .when(pl.col("psi") > 0)
+        .then(pl.lit("more than the theory"))
+        .otherwise(pl.lit("less than the theory"))
+    )
+    return rows.with_row_index("order").select(
+        pl.col("term").map_elements(lambda term: "\n".join(textwrap.wrap(term, _TERM_WIDTH)), pl.String).alias("row"),
+        "term",
+        pl.col("order").cast(pl.Int64),
+        colour.alias("way"),
+        pl.when(is_total).then(0.0).otherwise(moved - pl.col("psi")).alias("from_psi"),
+        pl.when(is_total).then("psi").otherwise(moved).alias("to_psi"),
+        "psi",
+        "numel",
+        "payload_bytes",
+        pl.struct("psi", "numel", is_total.alias("total")).map_elements(_amount, pl.String).alias("label"),
     )
 
 
@@ -216,10 +277,22 @@ def peak_rows(run: Run) -> Drawn:
 
 def run_names(runs: list[Run]) -> list[str]:
     """Return a name for each run, told apart by a number where two are called the same."""
-    names = [run.name for run in runs]
+    names = [plain_line(run.name) for run in runs]
     return [
         name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)
     ]
+
+
+def _amount(row: dict[str, Any]) -> str:
+    """A term in Ψ with its sign, in elements where two decimals of Ψ would show nothing."""
+    if row["total"]:
+        return f"{row['psi']:.2f}Ψ"
+    if row["numel"] == 0:
+        return "0"
+    if abs(row["psi"]) >= _SHOWN_PSI:
+        return f"{row['psi']:+.2f}Ψ".replace("-", "−")
+    elements = f"{row['numel']:+,.6g}".replace("-", "−")
+    return f"{elements} element{'' if abs(row['numel']) == 1 else 's'}"
 
 
 def _written(column: str, form: str) -> pl.Expr:

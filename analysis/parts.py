@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from analysis import style
+from tracekit.export.text import plain_line
 
 if TYPE_CHECKING:
     import altair as alt
-    import polars as pl
 
 FAINT = 0.15
 
@@ -75,8 +77,13 @@ def faint(*fields: str) -> Any:
 
 
 def as_csv(frame: pl.DataFrame) -> alt.InlineData:
-    """The rows as CSV, a quarter of the size of JSON rows; types are given, not guessed."""
+    """The rows as CSV, a quarter of the size of JSON rows; types are given, not guessed, and text is fit to print."""
     import altair as alt
 
+    for name, kind in frame.schema.items():
+        if kind == pl.String:
+            spelt = {text: plain_line(text) for text in frame[name].drop_nulls().unique()}
+            odd = {text: shown for text, shown in spelt.items() if shown != text}
+            frame = frame.with_columns(pl.col(name).replace(odd)) if odd else frame
     parse: Any = {name: "number" if kind.is_numeric() else "string" for name, kind in frame.schema.items()}
     return alt.InlineData(values=frame.write_csv(), format=alt.CsvDataFormat(type="csv", parse=parse))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import charts, frames, lanes, words
+from tracekit.export.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,10 +106,24 @@ def as_table(frame: pl.DataFrame, title: str, note: str = "", *, is_open: bool =
 
 def chart_json(chart: Any) -> str:
     """Return a chart as JSON that is safe inside a script element: no tag and no line separator can occur in it."""
-    text = json.dumps(chart.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_fit_to_print(chart.to_dict()), sort_keys=True, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return trusted(text)
+
+
+def _fit_to_print(node: Any) -> Any:
+    """The chart with what does not print in its text spelt out, as in its data: labels are names from traces."""
+    if isinstance(node, dict):
+        return {key: _fit_data(value) if key == "datasets" else _fit_to_print(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_fit_to_print(value) for value in node]
+    return plain_line(node) if isinstance(node, str) else node
+
+
+def _fit_data(datasets: dict[str, Any]) -> dict[str, Any]:
+    """Data in rows likewise; what is CSV was made so (:func:`analysis.parts.as_csv`)."""
+    return {name: data if isinstance(data, str) else _fit_to_print(data) for name, data in datasets.items()}
 
 
 def trusted(text: str) -> Any:
@@ -123,7 +138,19 @@ def _volume(runs: list[Analysed]) -> list[list[Figure]]:
     empty = "Ψ is unknown without a manifest, so volume cannot be told in multiples of it; the table has bytes."
     top = _highest(each.rows["total_psi"] for each in drawn)
     label = "Volume by source and kind"
-    return [[_figure(f"volume-{i}", label, charts.volume, each, empty, top=top)] for i, each in enumerate(drawn)]
+    bars = [_figure(f"volume-{i}", label, charts.volume, each, empty, top=top) for i, each in enumerate(drawn)]
+    return [list(both) for both in zip(bars, _ledger(runs), strict=True)]
+
+
+def _ledger(runs: list[Analysed]) -> list[Figure]:
+    drawn = [frames.ledger_rows(run.run) for run in runs]
+    empty = "Without Ψ and a strategy that the lesson knows there is no theory from which to walk to the trace."
+    top = _highest(each.rows[end] for each in drawn for end in ("from_psi", "to_psi"))
+    label = "From theory to the trace"
+    return [
+        _figure(f"ledger-{i}", label, charts.waterfall, each, empty, caption=label, top=top)
+        for i, each in enumerate(drawn)
+    ]
 
 
 def _overlap(runs: list[Analysed]) -> list[list[Figure]]:

@@ -8,6 +8,7 @@ import polars as pl
 
 from analysis import ledger, memory, overlap, volume
 from analysis.gaps import gaps
+from tracekit.export.text import plain
 from tracekit.model.buckets import ROOT
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _bytes_moved(run: Run) -> str:
         .sort("payload_bytes", descending=True, nulls_last=True)
     )
     parts = [
-        f"{kind or 'unnamed'} {'of unknown size' if size is None else _size(size)} in {_count(calls)}"
+        f"{plain(kind or 'unnamed')} {'of unknown size' if size is None else _size(size)} in {_count(calls)}"
         for kind, calls, size in kinds.iter_rows()
     ]
     return f"Each rank moved, in {_steps(run)}: {', '.join(parts)}; {_hidden(run)}."
@@ -153,8 +154,8 @@ def _backend(run: Run) -> str | None:
     swaps = table.select("kind", "backend_kind").unique().sort("kind", "backend_kind")
     if swaps.is_empty():
         return None
-    name = run.manifest.backend if run.manifest and run.manifest.backend else "The backend"
-    what = " and ".join(f"{kind} as {did}" for kind, did in swaps.iter_rows())
+    name = plain(run.manifest.backend) if run.manifest and run.manifest.backend else "The backend"
+    what = " and ".join(f"{plain(kind)} as {plain(did)}" for kind, did in swaps.iter_rows())
     moved = _complete(run, volume.totals(run))["backend_psi"].drop_nulls()
     extra = f", so {_number(moved.mean()):.2f}Ψ a step really crossed" if moved.len() else ""
     return f"{name} ran {what}{extra}."
@@ -224,7 +225,7 @@ def _overhead(run: Run) -> str | None:
 
 def _subject(run: Run) -> str:
     strategy = run.manifest.strategy if run.manifest else None
-    return "The run" if strategy is None else NAMES.get(strategy, strategy)
+    return "The run" if strategy is None else NAMES.get(strategy, plain(strategy))
 
 
 def _complete(run: Run, table: pl.DataFrame) -> pl.DataFrame:
@@ -240,15 +241,16 @@ def _number(value: Any) -> float:
 def _place(kind: str, layer: str | None, phase: str | None) -> str:
     """A kind of collective with the layer and phase that are known of it."""
     known = phase if phase in {"forward", "backward", "optimizer"} else None
+    kind = plain(kind)
     if layer is None:
         return f"{kind} in {known}" if known else f"{kind}, layer and phase unknown"
     # A bucket spans layers ("layers.3..layers.2"); the root's name is empty, or stands in brackets in a span.
-    owner = " to ".join("the root unit" if name in {"", ROOT} else name for name in layer.split(".."))
+    owner = " to ".join("the root unit" if name in {"", ROOT} else plain(name) for name in layer.split(".."))
     return f"{kind} of {owner} in {known}" if known else f"{kind} of {owner}"
 
 
 def _words(category: str) -> str:
-    return category.replace("_", " ")
+    return plain(category).replace("_", " ")
 
 
 def _count(calls: float) -> str:

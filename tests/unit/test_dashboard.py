@@ -104,18 +104,30 @@ def test_names_cannot_break_out():
     scripts = [attributes for tag, attributes in page.tags if tag == "script"]
     assert sum(not attributes for attributes in scripts) == 2  # the library and the page's own
     assert "<script>alert" not in html
-    assert odd in "".join(page.text)
-    assert "49" not in next(text for text in page.text if odd in text)
+    shown = odd.replace("\u2028", "\\u2028")
+    assert shown in "".join(page.text)
+    assert "49" not in next(text for text in page.text if shown in text)
+
+
+def test_names_that_do_not_print_are_spelt_out_and_cut():
+    odd = "\x1b[31m\u202e\0" + "x" * 10**4
+    run = fake_run(odd)
+    run.work = run.work.with_columns(name=pl.lit(odd), layer=pl.lit(odd))
+    run.collectives = run.collectives.with_columns(layer=pl.lit(odd))
+    html = dashboard([analyse(run, odd), analyse(run, odd)])
+    assert [mark for mark in ("\x1b", "\u202e", "\0") if mark in html] == []
+    assert "x" * 4_001 not in html
+    assert "\\x1b[31m\\u202e\\x00xx" in html
 
 
 def test_chart_json_holds_no_tag_and_no_line_separator():
     class Fake:
         def to_dict(self):
-            return {"title": "</script><!--&\u2028\u2029"}
+            return {"title": ["</script><!--&\u2028\u2029"], "\u2028": 1.5}
 
     text = chart_json(Fake())
     assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == {"title": "</script><!--&\u2028\u2029"}
+    assert json.loads(text) == {"title": ["</script><!--&\\u2028\\u2029"], "\u2028": 1.5}
 
 
 def test_the_same_runs_make_the_same_page():

@@ -213,3 +213,15 @@ def test_an_empty_run_is_told_to_be_empty(manifest):
     texts = verdicts(run_of(manifest))
     assert texts[0] == "No collective was found, so there is no communication to account for."
     assert all(text.endswith(".") and "None" not in text and "nan" not in text for text in texts)
+
+
+def test_names_of_traces_and_manifests_cannot_write_to_the_terminal():
+    odd = "\x1b[31m\u202e\0" + "x" * 10**6
+    run = common_fixture()
+    named = pl.lit(odd)
+    run.collectives = run.collectives.with_columns(layer=named, kind=named, phase=pl.lit("forward"))
+    run.work = run.work.with_columns(layer=named)
+    said = " ".join(verdicts(run))
+    assert "\\x1b[31m\\u202e\\x00xxx" in said
+    assert said.isprintable()
+    assert len(said) < 2_000

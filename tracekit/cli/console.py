@@ -8,6 +8,8 @@ from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 
+from tracekit.export.text import plain, plain_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -42,7 +44,7 @@ def reading() -> Generator[Callable[[int, int, str], None] | None]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task("reading", total=None)
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=f"read {name}")
+        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=f"read {plain(name)}")
 
 
 @contextmanager
@@ -51,9 +53,9 @@ def progress(what: str) -> Generator[Callable[[str], None]]:
     screen = console(sys.stderr)
     if not screen.is_terminal:
         screen.print(what)
-        yield lambda line: screen.print(f"  {line}", soft_wrap=True)
+        yield lambda line: screen.print(f"  {plain_line(line)}", soft_wrap=True)
         return
     from rich.text import Text
 
     with screen.status(Text(what)) as status:
-        yield lambda line: status.update(Text(f"{what}: {line}"))
+        yield lambda line: status.update(Text(f"{what}: {plain_line(line)}"))

@@ -12,6 +12,7 @@ import typer
 from tracekit.cli.record import record
 from tracekit.cli.report import tell_report
 from tracekit.errors import UsageError
+from tracekit.export.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,8 @@ def command(
         numbers = {run.name: {"psi": run.psi, **summary(run)} for run in runs}
     draw(numbers, losses, console())
     tell_report(paths)
-    print(f"open {paths.html} in a browser; tracekit view {paths.html.parent} shows the trace")
+    page, folder = (plain_line(str(path)) for path in (paths.html, paths.html.parent))
+    print(f"open {page} in a browser; tracekit view {folder} shows the trace")
 
 
 def _record(strategy: str, folder: Path, tell: Callable[[str], None]) -> tuple[float, float] | None:

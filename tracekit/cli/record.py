@@ -11,6 +11,7 @@ import typer
 from tracekit.cli.catalogue import suggestion
 from tracekit.cli.console import say_now
 from tracekit.errors import TracekitError, UsageError
+from tracekit.export.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ def command(
         return
     folder = out or Path("traces") / f"{strategy}-{model}-{nproc}"
     record(strategy, folder, nproc=nproc, model=model, force=force, args=context.args, on_line=say_now)
-    print(f"next: tracekit report {folder}")
+    print(f"next: tracekit report {plain_line(str(folder))}")
 
 
 def record(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli.options import CycleOption, ForceOption, NoCacheOption, RunArgument
+from tracekit.export.text import plain_line
 
 if TYPE_CHECKING:
     from analysis.report import ReportPaths
@@ -57,6 +58,6 @@ def tell_report(paths: ReportPaths) -> None:
 
     screen = console()
     for sentence in paths.verdicts:
-        screen.print(Text(f"• {sentence}"), soft_wrap=not screen.is_terminal)
+        screen.print(Text(f"• {plain_line(sentence)}"), soft_wrap=not screen.is_terminal)
     for what, path in (("dashboard", paths.html), ("numbers", paths.json), ("Perfetto trace", paths.trace)):
-        screen.print(Text(f"{what:<15} {path}"), soft_wrap=True)
+        screen.print(Text(f"{what:<15} {plain_line(str(path))}"), soft_wrap=True)

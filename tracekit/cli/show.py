@@ -28,6 +28,7 @@ from tracekit.cli.options import (
     names,
     pick_format,
 )
+from tracekit.export.text import plain_line
 
 _ROWS_FOR_PEOPLE = 100
 _LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in catalogue.TABLES)
@@ -81,7 +82,7 @@ def command(
         run = tracekit.open(runs, cache=not no_cache, cycle=cycle, progress=tell)
     more, unknown = ledger_arguments(entry.name, run, strategy, params, planned, partial=partial, summed=summed)
     for sentence in unknown:
-        print(f"{entry.name}: {sentence}", file=sys.stderr)
+        print(f"{entry.name}: {plain_line(sentence)}", file=sys.stderr)
     frame = catalogue.make(entry, run, names(by), **more)
     frame = ordered(only(only(frame, "step", steps), "rank", ranks), sort)
     if limit is None and pick_format(form, output) is Format.TABLE:
@@ -98,5 +99,5 @@ def command(
         output=output,
         force=force,
         keep=tuple(wanted),
-        title=f"{entry.name} of {run.name}: {entry.answers}{cut}",
+        title=f"{entry.name} of {plain_line(run.name)}: {entry.answers}{cut}",
     )

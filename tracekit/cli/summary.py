@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.export.terminal import ABSENT, plain
+from tracekit.export.terminal import ABSENT
+from tracekit.export.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,6 +18,8 @@ def plain_line(text: str) -> str:
 
 
 def _printable(text: str, longest: int) -> str:
+    if text.isprintable() and len(text) <= longest:
+        return text
     # Controls, marks that reverse or hide text, halves of surrogate pairs: all that Unicode does not call printable.
     spelt = "".join(c if c.isprintable() else _spelt(c) for c in text[: longest + 1])
     return spelt if len(spelt) <= longest else spelt[: longest - 1] + "…"
