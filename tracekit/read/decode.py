@@ -22,6 +22,19 @@ from tracekit.read.salvage import salvage
 _NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+# What files that are no trace begin with, after gzip or zstd around them has been undone.
+_LOOKS = {
+    b"\x1f\x8b": "gzip inside a compressed file (gunzip undoes one layer)",
+    b"\x28\xb5\x2f\xfd": "zstd inside a compressed file (zstd -d undoes one layer)",
+    b"BZh": "bzip2 (bunzip2 undoes it)",
+    b"\xfd7zXZ\0": "xz (unxz undoes it)",
+    b"PK\x03\x04": "a zip archive (unzip takes the trace out)",
+    b"version https://git-lfs": "a pointer of Git LFS (git lfs pull gets the file)",
+    b"PAR1": "Parquet",
+    b"<": "HTML or XML",
+}
+
+
 class Decoded(NamedTuple):
     """One file: frames in file order (absolute ns), its facts, and its findings, one row a kind of fault."""
 
@@ -113,12 +126,21 @@ def _refusal(batch: Batch, path: Path) -> InputError:
     try:
         msgspec.json.decode(batch.text)
     except _NOT_DECODABLE:
+        if look := _look(batch.text):
+            return InputError(f"{path}: not JSON text but what looks like {look}; give what torch.profiler exports")
         return InputError(
             f"{path}: neither JSON nor a damaged trace (no event in it can be read); give what torch.profiler exports"
         )
     return InputError(
         f'{path}: not a Kineto trace (valid JSON without a "traceEvents" list); give what torch.profiler exports'
     )
+
+
+def _look(text: bytes) -> str | None:
+    """What the first bytes are the mark of; null where that is nothing known."""
+    if b"\0" in text[:8] and text[:8].translate(None, b"\0").lstrip(b"\xff\xfe")[:1] in (b"{", b"["):
+        return "JSON in UTF-16 or UTF-32 (iconv -t UTF-8 makes UTF-8 of it)"
+    return next((name for magic, name in _LOOKS.items() if text.startswith(magic)), None)
 
 
 def _has_spans(frames: list[Columns]) -> bool:
