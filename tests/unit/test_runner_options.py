@@ -49,7 +49,7 @@ def test_values_that_make_no_sense(take, text):
         take(text)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's ZeroRedundancyOptimizer uses it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's ZeroRedundancyOptimizer uses it
 @pytest.mark.parametrize("name", strategies.MODULES)
 def test_every_strategy_takes_options_that_exist(name):
     strategy = strategies.load(name)
