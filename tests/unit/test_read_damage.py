@@ -225,8 +225,9 @@ def test_events_after_the_end_of_the_list_are_kept(tmp_path: Path) -> None:
     assert repairs(run) == [("corrupt: text between events", 1)]
 
 
-def test_a_missing_comma_costs_no_event_and_is_told(tmp_path: Path) -> None:
-    text = "[" + ", ".join(ABSOLUTE[:2]) + " " + ", ".join(ABSOLUTE[2:]) + "]"
+@pytest.mark.parametrize("between", [" ", ", \v ", ",,", ", [], "])
+def test_damage_between_events_costs_none_and_is_told(tmp_path: Path, between: str) -> None:
+    text = "[" + ", ".join(ABSOLUTE[:2]) + between + ", ".join(ABSOLUTE[2:]) + "]"
     run = opened(tmp_path, text.encode())
     assert rows(run) == EXACT
     assert repairs(run) == [("corrupt: text between events", 1)]
@@ -257,7 +258,7 @@ def test_a_number_beyond_all_floats_becomes_null(tmp_path: Path) -> None:
     text = json.dumps(document([*COMMON, span("op", 7, 5)])).replace('"ts": 7', '"ts": 1e999').encode()
     run = opened(tmp_path, text)
     assert run.events.filter(name="op")["ts_ns"].to_list() == [None]
-    assert sorted(repairs(run)) == [("no start time", 1), ("number beyond 64 bits", 1)]
+    assert sorted(repairs(run)) == [("no start time, or an impossible one", 1), ("number beyond 64 bits", 1)]
 
 
 @pytest.mark.parametrize("mended", ['a"b', "a\\qb", 'a "quoted" \\word" b'])

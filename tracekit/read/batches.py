@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # Between two events: the second one starts with a key that Kineto writes into events.
-BOUNDARY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
+BOUNDARY = re.compile(
+    rb"(?<=\})[ \t\r\n]*,[ \t\r\n]*"
+    rb'(?=\{[ \t\r\n]*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"[ \t\r\n]*:)'
+)
 # The same for the key that Kineto itself writes first; a list inside the arguments of one event cannot look like it.
-_SAFE_BOUNDARY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"ph"\s*:)')
+_SAFE_BOUNDARY = re.compile(rb'(?<=\})[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*"ph"[ \t\r\n]*:)')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"ph"\s*:')
 _SPAN = re.compile(rb'"ph"\s*:\s*"X"')
 # Metadata before the events is small; a file without events within this many bytes is something else.
