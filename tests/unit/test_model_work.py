@@ -223,3 +223,26 @@ def test_a_row_with_a_stream_and_no_category_is_kept(tmp_path: Path) -> None:
     odd = span("mystery", 1010, 10, pid=0, tid=3, device=0, stream=3)
     del odd["cat"]
     assert classes(tmp_path, [odd]) == [("mystery", "other")]
+
+
+def test_a_row_that_outlasts_the_next_one_is_cut_at_its_start(tmp_path: Path) -> None:
+    """AMD-AGI/TraceLens#669: false ends became 62 % of GPU time."""
+    long = kernel("elementwise", 1010, 3_400_000, stream=7, correlation=1)
+    gemm = kernel("gemm", 1200, 100, stream=7, correlation=2)
+    gather = kernel("ncclDevKernel_AllGather", 1060, 100, stream=20, correlation=3)
+    run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 500), *long, *gemm, *gather]))
+    assert run.work.select("name", "dur_ns", "overrun_ns").rows()[:2] == [
+        ("elementwise", 190_000, 3_399_810_000),
+        ("ncclDevKernel_AllGather", 100_000, None),
+    ]
+    assert run.repairs.select("rank", "count", "done").rows() == [
+        (0, 1, "ends cut at the next start, 3399810000 ns in all")
+    ]
+
+
+@pytest.mark.parametrize(("start", "length"), [(1090, 50), (1005, 5), (1010, 30), (1050, 10)])
+def test_legal_crossings_on_one_stream_are_kept(tmp_path: Path, start: float, length: float) -> None:
+    events = [*kernel("a", 1005, 100, stream=7, correlation=1), *kernel("b", start, length, stream=7, correlation=2)]
+    run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 500), *events]))
+    assert sorted(run.work["dur_ns"].to_list()) == sorted([100_000, int(length * 1000)])
+    assert run.repairs.height == 0

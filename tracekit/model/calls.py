@@ -41,6 +41,8 @@ CALLS_SCHEMA: dict[str, pl.DataType] = {
     "external_ids": pl.List(pl.Int64()),
 }
 _ARGUMENTS = "record_param_comms"
+# No tensor has more elements: a larger number is damage.
+MOST_ELEMENTS = 2**50
 _THREAD = ["rank", "cycle", "pid", "tid"]
 # Operators whose first shape is the output and second the input; all others name their tensors first.
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
@@ -156,7 +158,8 @@ def _numel(shape: Any) -> int | None:
     if not isinstance(shape, list) or not shape:
         return None
     if all(isinstance(d, int) for d in shape):
-        return math.prod(shape)
+        numel = math.prod(shape)
+        return numel if 0 <= numel <= MOST_ELEMENTS else None
     parts = [1 if s == [] else _numel(s) for s in shape]
     known = [p for p in parts if p is not None]
     return sum(known) if len(known) == len(parts) else None

@@ -7,7 +7,7 @@ import polars as pl
 from tracekit import intervals
 from tracekit.model import names
 from tracekit.model.buckets import with_layers
-from tracekit.model.calls import first_numel
+from tracekit.model.calls import MOST_ELEMENTS, first_numel
 from tracekit.model.hiding import PLACE, hiding
 from tracekit.model.layers import Attribution
 from tracekit.model.matching import with_matches, with_waits
@@ -62,7 +62,6 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "bytes_from": pl.String(),
 }
 _RUN = ["rank", "cycle"]
-_MOST_ELEMENTS = 2**50
 
 
 def collectives(
@@ -166,7 +165,7 @@ def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     is_gather = pl.col("kind") == "all_gather"
     numel = pl.when(is_gather).then(gathered).otherwise("in_numel")
     # No tensor has a negative or an astronomical number of elements: such a number is damage, and unknown.
-    numel = pl.when(numel.is_between(0, _MOST_ELEMENTS)).then(numel)
+    numel = pl.when(numel.is_between(0, MOST_ELEMENTS)).then(numel)
     width = pl.col("dtype").replace_strict(names.DTYPE_BYTES, default=None, return_dtype=pl.Int64)
     nothing = numel == 0
     payload = pl.when(nothing).then(0).otherwise(numel * width)

@@ -59,7 +59,7 @@ def _sized(rows: pl.DataFrame) -> pl.DataFrame:
         pl.when(pl.col("kind") == "all_gather").then(pl.col("out_numel") // pl.col("in_numel"))
         .when(pl.col("kind") == "reduce_scatter").then(pl.col("in_numel") // pl.col("out_numel"))
     )  # fmt: skip
-    return rows.with_columns(pl.coalesce("group_size", ratio.cast(pl.Int32)).alias("group_size"))
+    return rows.with_columns(pl.coalesce("group_size", ratio.cast(pl.Int32, strict=False)).alias("group_size"))
 
 
 def _inside(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:

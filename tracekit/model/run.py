@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from tracekit.model import calls, collectives, memory, steps, work
+from tracekit.model.lanes import overrun_repairs
 from tracekit.model.layers import Attribution
 from tracekit.read.manifest import Manifest, read_manifest
 from tracekit.read.sources import expand
@@ -66,6 +67,7 @@ class Run:
         what = "step marks on another thread, inside or repeating another, or without a usable number"
         unused = steps.unused_marks(self.events, self.steps).iter_rows(named=True)
         rows.extend({**row, "what": what, "done": "not used as steps"} for row in unused)
+        rows.extend(overrun_repairs(self.work))
         return pl.concat([self._found, pl.DataFrame(rows, schema=REPAIRS_SCHEMA)])
 
     @cached_property

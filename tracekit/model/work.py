@@ -6,6 +6,7 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.backend import match_spans
+from tracekit.model.lanes import cut_overruns
 from tracekit.model.layers import Attribution
 from tracekit.model.operators import own_time
 from tracekit.model.patterns import patterns
@@ -16,7 +17,7 @@ from tracekit.read.columns import Columns
 # "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one lane is serial. `launched_ns`: when the CPU issued
 # it (null: not seen). `linked_by`: how its step, layer and phase were found: correlation, external id, order (a CPU
 # backend's spans), time. `layer_from`: FSDP2, recorder, nn.Module, autograd. `call`: the collective call that issued
-# it.
+# it. `overrun_ns`: time cut off a row that outlasted the next one on its stream (see model/lanes.py).
 WORK_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -33,6 +34,7 @@ WORK_SCHEMA: dict[str, pl.DataType] = {
     "layer_from": pl.String(),
     "phase": pl.String(),
     "linked_by": pl.String(),
+    "overrun_ns": pl.Int64(),
     "call": pl.Int64(),
 }
 _RUN = ["rank", "cycle"]
@@ -88,12 +90,13 @@ def _device_rows(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.lit("other"))
     )  # fmt: skip
     number = pl.coalesce("device", "pid").cast(pl.String)
-    return rows.with_columns(
+    named = rows.with_columns(
         kind.alias("class"),
         pl.when(is_comm).then("call").alias("call"),
         pl.format("cuda:{}", number).fill_null("cuda").alias("device"),
         pl.format("stream {}", pl.coalesce("stream", "tid")).fill_null("stream ?").alias("lane"),
     )
+    return cut_overruns(named)
 
 
 def _communication() -> str:

@@ -12,6 +12,9 @@ import polars as pl
 # Below 2**43 us a float64 still separates neighbouring nanoseconds, so rounding 1000 * ts gives the written one.
 # Absolute times (about 1.7e15 us) are beyond it: their floats are 0.25 us apart.
 EXACT_FLOAT_US = float(2**43)
+# Beyond these (the year 2116, 115 days) a time is damage, and sums of two no longer fit 64 bits.
+LATEST_NS = 2**62
+LONGEST_NS = 10**16
 
 _INT64 = 2**63
 _INT64_DIGITS = 19

@@ -72,7 +72,12 @@ def decode(path: Path) -> Decoded:
         if not _has_spans(frames):
             others.update(str(e.ph)[:8] for e in part.events)
     _require_kineto(path, frames, others, seen, findings)
-    return Decoded(_joined(frames, facts.base_ns or 0), facts, merged([*findings, *_unusable_times(frames)]))
+    base_ns = facts.base_ns or 0
+    if abs(base_ns) >= clock.LATEST_NS:
+        findings.append(Finding("baseTimeNanoseconds that no clock shows", None, 1, "times taken as they are"))
+        base_ns = 0
+    columns_of_file = _joined(frames, base_ns)
+    return Decoded(columns_of_file, facts, merged([*findings, *_unusable_times(columns_of_file.events)]))
 
 
 def _parts(pieces: Iterator[Batch], path: Path) -> Iterator[_Part]:
@@ -163,15 +168,20 @@ def _require_kineto(path: Path, frames: list[Columns], phases: set[str], seen: i
 def _joined(frames: list[Columns], base_ns: int) -> Columns:
     parts = frames or [empty()]
     events, device, comm, memory = (pl.concat(p) for p in zip(*parts, strict=True))
-    return Columns(events.with_columns(pl.col("ts_ns") + base_ns), device, comm, memory)
+    start, length = pl.col("ts_ns"), pl.col("dur_ns")
+    placed = events.with_columns(
+        pl.when(start.abs() < clock.LATEST_NS).then(start + base_ns).alias("ts_ns"),
+        pl.when(length < clock.LONGEST_NS).then(length).alias("dur_ns"),
+    )
+    return Columns(placed, device, comm, memory)
 
 
-def _unusable_times(frames: list[Columns]) -> list[Finding]:
+def _unusable_times(events: pl.DataFrame) -> list[Finding]:
     """Complete events that cannot be placed in time; the tables leave them out."""
-    counts = {"no start time": 0, "no duration": 0, "negative duration": 0}
-    for frame in frames:
-        spans = frame.events.filter(pl.col("ph") == "X")
-        counts["no start time"] += spans["ts_ns"].null_count()
-        counts["no duration"] += spans["dur_ns"].null_count()
-        counts["negative duration"] += spans.filter(pl.col("dur_ns") < 0).height
+    spans = events.filter(pl.col("ph") == "X")
+    counts = {
+        "no start time, or an impossible one": spans["ts_ns"].null_count(),
+        "no duration, or an impossible one": spans["dur_ns"].null_count(),
+        "negative duration": spans.filter(pl.col("dur_ns") < 0).height,
+    }
     return [Finding(what, None, count, "event set aside") for what, count in counts.items() if count]
