@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MAX_BARS = 48
 MAX_CURVES = 8
 
+#: Between the lines of a term; a line feed would be spelt out.
+BREAK = "¦"
+
 # Letters of a term in a line beside its bar, and the least part of Ψ that two decimals show.
 _TERM_WIDTH, _SHOWN_PSI = 24, 0.005
 
@@ -89,12 +92,10 @@ def ledger_rows(run: Run) -> Drawn:
         (pl.col("psi").sum() / max(steps, 1)).alias("psi"),
         (pl.col("payload_bytes").sum() / max(steps, 1)).alias("payload_bytes"),
         pl.col("numel").null_count().alias("unknown"),
-        pl.col("coverage").min(),
     )
     known = means.filter(pl.col("unknown") == 0, pl.col("psi").is_not_null())
     if not {THEORY, MEASURED} <= set(known["term"]) or run.psi is None:
         return Drawn(_bars(known.clear()))
-    total = pl.col("term").is_in([THEORY, MEASURED])
     places = {THEORY: 0, MEASURED: 2, UNEXPLAINED: 3}
     # Terms that not every step has come late in the table; the sum does not depend on their order.
     rows = known.with_columns(place=pl.col("term").replace_strict(places, default=1, return_dtype=pl.Int64))
@@ -119,7 +120,7 @@ def _bars(rows: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.lit("less than the theory"))
     )
     return rows.with_row_index("order").select(
-        pl.col("term").map_elements(lambda term: "\n".join(textwrap.wrap(term, _TERM_WIDTH)), pl.String).alias("row"),
+        pl.col("term").map_elements(lambda term: BREAK.join(textwrap.wrap(term, _TERM_WIDTH)), pl.String).alias("row"),
         "term",
         pl.col("order").cast(pl.Int64),
         colour.alias("way"),

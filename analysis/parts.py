@@ -36,7 +36,7 @@ def domain(top: float | None) -> alt.Scale:
 def room(values: pl.Series, top: float | None) -> alt.Scale:
     """A scale from 0 to somewhat beyond the largest value (`top`, or that of the chart): a label there has room."""
     highest = top if top is not None else values.max()
-    return domain(highest * 1.15 if isinstance(highest, float) else None)
+    return domain(highest * 1.25 if isinstance(highest, float) else None)
 
 
 def colours(meanings: dict[str, str], shown: pl.Series) -> alt.Scale:

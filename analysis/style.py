@@ -48,6 +48,14 @@ KINDS = {
 #: What a collective's time was, seen on all of its ranks.
 WAITING = {"transfer": "#4fa197", "waiting": "#d9a441"}
 
+#: Steps of the way from theory to the trace.
+LEDGER = {
+    "total": "#2f5d8a",
+    "more than the theory": "#e69f00",
+    "less than the theory": "#57a773",
+    "unexplained": "#d9512c",
+}
+
 PHASES = {"forward": "#b9cfe4", "backward": "#8fa9c4", "optimizer": "#c9c3dd", "other": "#dfe3e8"}
 
 #: Colours without a meaning of their own: ranks, runs, categories of memory.

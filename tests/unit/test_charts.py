@@ -5,11 +5,14 @@ import json
 import polars as pl
 import pytest
 from fake_runs import US, empty_run, fake_run
+from fakes import SMALL, collective, manifest_of, parameter
+from test_volume import run_as_planned
 
 from analysis import charts, drawing, frames, lanes, style
 
 ROWS = {
     "volume": frames.volume_rows,
+    "waterfall": frames.ledger_rows,
     "overlap": frames.overlap_rows,
     "timeline": lanes.timeline_rows,
     "breakdown": frames.breakdown_rows,
@@ -96,6 +99,60 @@ def test_what_a_backend_really_ran_has_a_bar_of_its_own():
     )
     ran = frames.volume_rows(run).rows.filter(pl.col("source") == "backend ran")
     assert ran.select("kind", "psi").rows() == [("all_gather", 1.0), ("all_reduce", 2.0)]
+
+
+WALK = ["term", "way", "numel", "label"]
+
+
+def test_the_walk_goes_from_level_to_level():
+    # Psi = 24, of which 8 in the root: 72 - 8 elements, and 12 * 2 that no plan knows.
+    extra = collective("all_reduce", "stream 20", 0, 1, numel=12, phase="backward")
+    rows = frames.ledger_rows(run_as_planned(manifest_of("fsdp2", SMALL), extra)).rows
+    assert rows.select(WALK).rows() == [
+        ("theory", "total", 72, "3.00Ψ"),
+        ("root unit not gathered again", "less than the theory", -8, "−0.33Ψ"),
+        ("measured", "total", 88, "3.67Ψ"),
+        ("unexplained", "unexplained", 24, "+1.00Ψ"),
+    ]
+    levels = [(round(24 * low), round(24 * high)) for low, high in rows.select("from_psi", "to_psi").iter_rows()]
+    assert levels == [(0, 72), (72, 64), (0, 88), (64, 88)]
+    assert rows["row"][1] == f"root unit not gathered{frames.BREAK}again"
+
+
+def test_a_walk_is_the_mean_of_steps_and_tells_small_terms_in_elements():
+    norm = collective("all_reduce", "stream 20", 0, 1, numel=1, phase="optimizer")
+    run = run_as_planned(manifest_of("zero2-fsdp2", [*SMALL[:3], parameter("last", 2, 1000)]), norm)
+    later = run.steps.with_columns(pl.lit(6, pl.Int64).alias("step"))
+    second = run.collectives.filter(pl.col("phase") != "optimizer").with_columns(pl.lit(6, pl.Int64).alias("step"))
+    run.steps, run.collectives = pl.concat([run.steps, later]), pl.concat([run.collectives, second])
+    # The norm's 1 * 2 elements in one of two steps.
+    rows = frames.ledger_rows(run).rows
+    assert rows.select(WALK).rows() == [
+        ("theory", "total", 4040, "2.00Ψ"),
+        ("norm and loss all-reduces beyond the plan", "more than the theory", 1, "+1 element"),
+        ("measured", "total", 4041, "2.00Ψ"),
+        ("unexplained", "unexplained", 0, "0"),
+    ]
+
+
+def test_a_walk_needs_a_theory_and_says_when_the_end_is_unknown():
+    assert frames.ledger_rows(run_as_planned(manifest_of("unheard of", SMALL))).rows.is_empty()
+    run = run_as_planned(manifest_of("zero2-fsdp2", SMALL), collective("broadcast", "stream 20", 0, 1))
+    drawn = frames.ledger_rows(run)
+    assert drawn.rows["term"].to_list() == ["theory", "measured"]
+    assert "What is unexplained cannot be told" in drawn.note
+
+
+def test_the_amounts_of_a_walk_stand_where_there_is_room():
+    rows = frames.ledger_rows(run_as_planned(manifest_of("fsdp2", SMALL))).rows
+    texts = [layer for layer in spec(charts.waterfall(rows))["layer"] if layer["mark"]["type"] == "text"]
+    assert [(text["mark"]["align"], text["mark"]["color"]) for text in texts] == [
+        ("right", "white"),
+        ("right", style.INK),
+    ]
+    short = charts.waterfall(rows, top=30.0)
+    texts = [layer for layer in spec(short)["layer"] if layer["mark"]["type"] == "text"]
+    assert [text["mark"]["align"] for text in texts] == ["left"]
 
 
 def test_overlap_splits_hidden_from_exposed():

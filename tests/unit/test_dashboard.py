@@ -59,7 +59,7 @@ def test_verdicts_come_first(page):
 
 
 def test_each_question_has_a_chart_a_run_and_a_table(page):
-    for question in ("volume", "overlap", "timeline", "breakdown", "memory", "peak"):
+    for question in ("volume", "ledger", "overlap", "timeline", "breakdown", "memory", "peak"):
         assert {f"{question}-0", f"{question}-1"} <= set(page.charts)
     assert "comparison-0" in page.charts
     assert sum(tag == "table" for tag, _ in page.tags) == sum(tag == "details" for tag, _ in page.tags) > 20
@@ -89,7 +89,13 @@ def test_an_empty_run_has_sentences_in_place_of_charts():
     page = page_of(empty_run())
     assert page.charts == {}
     text = " ".join(page.text)
-    for sentence in ("No communication ran", "No work was recorded", "no memory events", "unknown (no manifest)"):
+    for sentence in (
+        "no theory from which to walk",
+        "No communication ran",
+        "No work was recorded",
+        "no memory events",
+        "unknown (no manifest)",
+    ):
         assert sentence in text
 
 
