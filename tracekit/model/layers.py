@@ -31,11 +31,11 @@ _SEGMENTS_SCHEMA: dict[str, pl.DataType] = {
 class Attribution:
     """Looks up layer and phase of moments; built once from the events of a run."""
 
-    def __init__(self, events: pl.DataFrame, steps: pl.DataFrame) -> None:
-        """Collect the ranges of all ranks and cut time into segments with one answer each."""
+    def __init__(self, events: pl.DataFrame, steps: pl.DataFrame, frames: pl.DataFrame) -> None:
+        """Collect the ranges of all ranks and cut time into segments with one answer each; `frames` are Python's."""
         told = pl.concat([fsdp_ranges(events), recorder_ranges(events)])
         # Modules are a guess at what a layer is: only for ranks where nothing tells.
-        silent = events.join(told.drop_nulls("layer").select(RUN).unique(), on=RUN, how="anti")
+        silent = frames.join(told.drop_nulls("layer").select(RUN).unique(), on=RUN, how="anti")
         named = pl.concat([told, module_ranges(silent)])
         phases = pl.concat([_autograd_phases(events, steps), named.filter(pl.col("phase").is_not_null())])
         by_annotation = _segments(named.filter(pl.col("layer").is_not_null()), "layer")

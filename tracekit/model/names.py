@@ -11,7 +11,8 @@ CPU_OPS = ("cpu_op", "operator")
 # Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
 LAUNCH = r"(^|_)(runtime|driver)$"
 # Rows that carry a stream or a device and yet are no work: waits, spans drawn around kernels, profiler overhead.
-NEVER_WORK = ("gpu_user_annotation", "overhead", "python_function", "user_annotation", "trace")
+PYTHON_FRAME = "python_function"
+NEVER_WORK = ("gpu_user_annotation", "overhead", PYTHON_FRAME, "user_annotation", "trace")
 SYNC = r"_sync$"
 MEMORY_EVENT = "[memory]"
 OPTIMIZER_STEP = r"^Optimizer\.step#"

@@ -98,7 +98,7 @@ def module_ranges(events: pl.DataFrame) -> pl.DataFrame:
 
     That is the block of a transformer; a model without repeating modules has no layers to tell apart.
     """
-    frames = spans(events.filter(pl.col("cat") == "python_function", pl.col("name").str.contains(names.MODULE_FRAME)))
+    frames = spans(events.filter(pl.col("cat") == names.PYTHON_FRAME, pl.col("name").str.contains(names.MODULE_FRAME)))
     parts = pl.col("name").str.extract_groups(names.MODULE_FRAME)
     frames = frames.with_columns(
         parts.struct.field("1").alias("class"), (parts.struct.field("1") + "_" + parts.struct.field("2")).alias("layer")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.model import calls, collectives, memory, steps, work
+from tracekit.model import calls, collectives, memory, names, steps, work
 from tracekit.model.lanes import overrun_repairs
 from tracekit.model.layers import Attribution
 from tracekit.read.manifest import Manifest, read_manifest
@@ -29,8 +29,10 @@ class Run:
         self.name = name
         self.paths = paths
         self.manifest = manifest
-        self.events: pl.DataFrame = traces.columns.events
-        self._columns = traces.columns
+        # Frames of Python are half of many traces and serve module_ranges alone: every other look at events skips them.
+        is_frame = pl.col("cat").eq_missing(names.PYTHON_FRAME)
+        self._frames = traces.columns.events.filter(is_frame)
+        self._columns = traces.columns._replace(events=traces.columns.events.filter(~is_frame))
         self._files: pl.DataFrame = traces.files
         self._found: pl.DataFrame = traces.repairs
         # By the manifest, else the traces; null where neither tells.
@@ -40,7 +42,12 @@ class Run:
     def __repr__(self) -> str:
         """Name, ranks and events."""
         ranks = self._files["num_events"].count()
-        return f"<Run {self.name!r}: {ranks} ranks, {self.events.height} events>"
+        return f"<Run {self.name!r}: {ranks} ranks, {self._files['num_events'].sum()} events>"
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """All events that were read, in file order: EVENT_SCHEMA with rank and cycle."""
+        return pl.concat([self._columns.events, self._frames]).sort("rank", "cycle", "index")
 
     @property
     def psi(self) -> int | None:
@@ -65,7 +72,7 @@ class Run:
         if note:
             rows.append({"what": note, "count": 1, "done": "steps are matched by order"})
         what = "step marks on another thread, inside or repeating another, or without a usable number"
-        unused = steps.unused_marks(self.events, self.steps).iter_rows(named=True)
+        unused = steps.unused_marks(self._columns.events, self.steps).iter_rows(named=True)
         rows.extend({**row, "what": what, "done": "not used as steps"} for row in unused)
         rows.extend(overrun_repairs(self.work))
         return pl.concat([self._found, pl.DataFrame(rows, schema=REPAIRS_SCHEMA)])
@@ -73,7 +80,7 @@ class Run:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
-        return steps.without_device_work(steps.steps(self.events, self.manifest, self._found), self._columns)
+        return steps.without_device_work(steps.steps(self._columns.events, self.manifest, self._found), self._columns)
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -89,7 +96,7 @@ class Run:
             self.work,
             self.steps,
             self._attribution,
-            events=self.events,
+            events=self._columns.events,
             manifest=self.manifest,
             world_size=self.world_size,
         )
@@ -105,7 +112,7 @@ class Run:
 
     @cached_property
     def _attribution(self) -> Attribution:
-        return Attribution(self.events, self.steps)
+        return Attribution(self._columns.events, self.steps, self._frames)
 
 
 def open_run(

@@ -15,7 +15,7 @@ from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-BLOCK_BYTES = 2 * 2**20
+BLOCK_BYTES = 4 * 2**20
 _CHUNK_BYTES = 2**20
 # Four bytes of zstd can stand for 128 KiB.
 _ZSTD_CHUNK_BYTES = 4096
