@@ -58,6 +58,15 @@ def test_ddp_sends_buffers_before_a_forward_that_follows_a_synchronized_one():
     assert numel(ddp(buffers=buffers, options={"broadcast_buffers": False})) == 48
 
 
+def test_ddp_compiled_as_a_whole_sends_buffers_inside_the_model():
+    buffers = [Buffer("rope", [2, 5], "float32", 10)]
+    places = {
+        scope: rows(ddp(buffers=buffers, options={"compile": scope}), "layer", "phase")[0]
+        for scope in ("model", "blocks")
+    }
+    assert places == {"model": ("", "forward"), "blocks": (None, "other")}
+
+
 def test_a_hook_compresses_and_never_widens():
     assert plan(ddp(precision=Precision("bfloat16", "bfloat16")))["payload_bytes"].sum() == 48
     assert plan(ddp(precision=Precision("bfloat16", "float32")))["payload_bytes"].sum() == 96
@@ -248,6 +257,24 @@ def test_stage_3_keeps_what_is_used_again_soon():
         "emb", "layers.0.w", "layers.1.w", "out", "layers.1.w", "layers.0.w", "emb"
     ]  # fmt: skip
     assert len(gathers(reuse=10**9)) == 4
+
+
+def test_stage_3_gathers_what_it_recomputes_but_for_the_last_module():
+    block = [parameter(f"layers.0.{name}.weight", 10, layer="layers.0") for name in ("q", "k", "v")]
+    order = visits([*MODEL[:1], *block, *MODEL[3:]], ["layers.0"])
+    made = fetches(order, Limits(prefetch=0, reuse=0, live=10**9, persistence=0))
+    backward = [fetch.module.rpartition(".")[2] for fetch in made if fetch.phase == "backward"]
+    # v is entered first and stays until its own backward; q and k are gathered again before they are left.
+    assert backward == ["out", "v", "q", "k", "k", "q", "emb"]
+
+
+def test_stage_3_counts_recomputation_beyond_the_theory():
+    options = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, "activation_checkpointing": True}
+    options["stage3_param_persistence_threshold"] = 0
+    block = [parameter(f"layers.0.{name}.weight", 10, layer="layers.0") for name in ("q", "k", "v")]
+    manifest = manifest_of("zero3-deepspeed", [*MODEL[:1], *block], units=("layers.0", ""), options=options)
+    found = terms(replace(manifest, precision=Precision("bfloat16", None)))
+    assert ("parameters gathered more than twice", 20) in found.select("term", "numel").rows()
 
 
 def test_stage_3_gathers_ahead_up_to_the_bucket():

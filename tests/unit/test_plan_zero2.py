@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 from fakes import SMALL, manifest_of, parameter
 
 from tracekit.model.buckets import with_bucket_layers
@@ -132,11 +133,15 @@ def test_gradients_may_travel_wider_than_parameters():
     assert terms_of(manifest)["gradients reduced in another type"] == (0, 48)
 
 
-def test_the_plan_spells_buckets_as_the_model_finds_them_in_a_trace():
-    manifest = deepspeed(bucket=12, grad_order=["last", "b.weight", "a.weight", "first"])
+# Buckets of whole gradients, and some in two parts: gradients of 8 lie across the border of the ranks' halves.
+@pytest.mark.parametrize(("bucket", "calls"), [(12, 2), (6, 4)])
+def test_the_plan_spells_buckets_as_the_model_finds_them_in_a_trace(bucket, calls):
+    manifest = deepspeed(bucket=bucket, grad_order=["last", "b.weight", "a.weight", "first"])
     sent = plan(manifest).filter(pl.col("phase") == "backward")
+    assert sent.height == calls
     here = [pl.lit(value).alias(name) for name, value in (("rank", 0), ("cycle", 0), ("step", 5))]
-    seen = sent.select("kind", "in_numel", pl.lit(None, pl.String).alias("layer"), pl.lit("other").alias("phase"))
+    unknown = [pl.lit(None, pl.String).alias(name) for name in ("layer", "layer_from")]
+    seen = sent.select("kind", "in_numel", *unknown, pl.lit("other").alias("phase"))
     found = with_bucket_layers(
         seen.with_row_index("row").with_columns(*here, pl.col("row").cast(pl.Int64).alias("issued_ns")), manifest
     )

@@ -31,7 +31,10 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
     candidates = collectives.filter(pl.col("kind").is_in(_GRADIENT_KINDS), pl.col("in_numel") > 1)
     found: dict[int, str] = {}
     for group in candidates.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
-        spans = _bucket_spans(group["in_numel"].to_list(), gradients, parts=set(group["kind"]) == {"reduce"})
+        numels = group["in_numel"].to_list()
+        # Reductions to owners send a bucket in parts; so does an all-reduce of a gradient that no bucket can hold.
+        whole = None if set(group["kind"]) == {"reduce"} else _bucket_spans(numels, gradients)
+        spans = whole or _bucket_spans(numels, gradients, parts=True)
         found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
     return _claimed(collectives, found)
 
@@ -84,7 +87,7 @@ def _claimed(collectives: pl.DataFrame, found: dict[int, str], phase: str | None
 def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]], *, parts: bool = False) -> list[str] | None:
     """Return the layer span of each bucket, or null unless they are whole passes over the gradients.
 
-    With `parts` a bucket may be sent in several calls, one to each owner of a part; all of them get its span.
+    With `parts` a bucket may be sent in several calls, one for each owner of a part; all of them get its span.
     """
     spans: list[str] = []
     position = waiting = 0

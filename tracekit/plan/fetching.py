@@ -30,11 +30,12 @@ class Limits(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A module that is entered; a leaf is left right after it."""
+    """A module that is entered; a leaf is left right after it unless it is `held`, to be entered again before."""
 
     module: str
     phase: str
     parameters: tuple[Parameter, ...]
+    held: bool = False
 
 
 class Fetch(NamedTuple):
@@ -45,12 +46,23 @@ class Fetch(NamedTuple):
     parameters: list[Parameter]
 
 
-def visits(forward: Sequence[Parameter]) -> list[Visit]:
-    """The modules of one forward and backward, containers included, for parameters in the order of their use."""
+def visits(forward: Sequence[Parameter], recomputed: Sequence[str] = ()) -> list[Visit]:
+    """The modules of one forward and backward, containers included, for parameters in the order of their use.
+
+    Blocks that are `recomputed` run forward again in backward, once their last module with a saved input has been
+    entered; recomputing stops before that module is left.
+    """
     own: dict[str, list[Parameter]] = {}
     for parameter in forward:
         own.setdefault(parameter.name.rpartition(".")[0], []).append(parameter)
-    return [*_entered(list(own), own, "forward"), *_entered(list(own)[::-1], own, "backward")]
+    backward = _entered(list(own)[::-1], own, "backward")
+    for block in recomputed:
+        again = [leaf for leaf in own if leaf.startswith(f"{block}.")]
+        if again:
+            last = next(place for place, visit in enumerate(backward) if visit.module == again[-1])
+            backward[last] = backward[last]._replace(held=True)
+            backward[last + 1 : last + 1] = _entered(again, own, "backward")
+    return [*_entered(list(own), own, "forward"), *backward]
 
 
 def fetches(order: Sequence[Visit], limits: Limits) -> list[Fetch]:
@@ -85,7 +97,7 @@ def played(order: Sequence[Visit], limits: Limits) -> Iterator[tuple[list[Fetch]
                 numel += parameter.numel
         live += _gather(done, visit, ahead, there)
         yield done, live
-        for parameter in visit.parameters:
+        for parameter in () if visit.held else visit.parameters:
             passed_over = last_seen[parameter.name] > step + 1
             if parameter.name in persistent or passed_over or _reused(order[step + 1 :], parameter, limits.reuse):
                 continue

@@ -8,6 +8,7 @@ tracekit.plan.fetching names.
 - What lies below the persistence threshold stays gathered, and is gathered once a step after the optimizer, one
   parameter a call.
 - Small models may be prefetched as a whole before backward begins, and then gather nothing there.
+- Checkpointed blocks gather again what they recompute; that is beyond the lesson's 3Ψ.
 - With `reduce_scatter` off, buckets are all-reduced.
 - The optimizer step all-reduces the gradient norm, one element in float64; an overflow flag with float16 only.
 """
@@ -94,7 +95,8 @@ def _order(manifest: Manifest) -> tuple[list[Visit], Limits]:
         # Modules run in the reverse of the order in which their gradients are ready; without gradients, as registered.
         if all(module in known for module in modules):
             used = sorted(used, key=lambda parameter: -known[parameter.name.rpartition(".")[0]])
-    return visits(used), _limits(manifest)
+    checkpointed = option(manifest, "activation_checkpointing", default=False)
+    return visits(used, [unit.name for unit in manifest.units if unit.name and checkpointed]), _limits(manifest)
 
 
 def _gather(manifest: Manifest, fetch: Fetch, micro_batch: int, seen: dict[str, int]) -> Call:
