@@ -26,7 +26,7 @@ FROZEN = ("--freeze", r"layers\.0")
 ODD = ("--model", "odd", "--tie-embeddings")
 CLIP = ("--clip-grad-norm", "0.1")
 OPTIONS = [
-    ("ddp", ("--micro-batches", "3", "--no-sync-every-micro-batch")),
+    ("ddp", ("--micro-batches", "3", "--no-sync-every-micro-batch", "--no-broadcast-buffers", "--tie-embeddings")),
     (
         "ddp",
         (
@@ -43,7 +43,7 @@ OPTIONS = [
     ),
     ("ddp", ("--compile", "model")),
     ("ddp", ("--compile", "blocks")),
-    ("ddp", ("--no-broadcast-buffers", *ODD)),
+    ("ddp", ODD),
     ("zero1", (*NO_SYNC, *ODD, *CLIP)),
     ("zero1", ("--micro-batches", "2", *FROZEN)),
     ("zero1-deepspeed", ("--micro-batches", "2")),
@@ -51,19 +51,14 @@ OPTIONS = [
     ("zero1-deepspeed", (*ODD, *CLIP, "--freeze", "wq")),
     ("zero2", ("--grad-path", "reduce-to-owner", "--micro-batches", "2", "--bucket-numel", "1000000", *CLIP, *FROZEN)),
     ("zero2", ("--grad-path", "plain-all-reduce", "--model", "odd", "--reduce-dtype", "float32")),
-    (
-        "zero2",
-        (
-            "--grad-path",
-            "reduce-to-owner",
-        ),
-    ),
+    ("zero2", ("--grad-path", "reduce-to-owner")),
     ("zero2", ("--bucket-numel", "600", "--micro-batches", "2", "--grad-accum-dtype", "float32")),
     ("zero3-deepspeed", ("--persistence-numel", "0", "--micro-batches", "2")),
     ("zero3-deepspeed", ("--max-reuse-numel", "1000000000", *ODD, *CLIP)),
     ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--bucket-numel", "900")),
     ("fsdp1", (*ODD, *NO_SYNC, "--clip-grad-norm", "0.5", "--forward-prefetch", "1")),
     ("fsdp1", ("--compile", "blocks")),
+    ("fsdp1", ("--compile", "model")),
     ("fsdp1", ("--micro-batches", "2", *FROZEN, "--activation-checkpointing")),
     ("zero2-fsdp1", (*NO_SYNC, "--freeze", "wq")),
     ("fsdp2", (*NO_SYNC, *FROZEN, *CLIP, "--param-dtype", "float32", "--reduce-dtype", "bfloat16")),
@@ -93,7 +88,7 @@ OPTIONS = [
     ("fsdp2-graph", ("--micro-batches", "2", "--model", "odd")),
 ]
 # Groups of two of four ranks.
-RANKS = {("fsdp2", OPTIONS[23][1]): 4}
+RANKS = {("fsdp2", ("--reshard-after-forward", "2", "--forward-prefetch", "1")): 4}
 CASES = [*((strategy, ()) for strategy in STRATEGIES), *OPTIONS]
 RECORDER_MISSES = "BF16_Optimizer"  # its master weights are not among what the recorder counts
 
@@ -145,7 +140,8 @@ def a_unit_more(manifest):
     extra = manifest.parameters[1]
     layer = msgspec.structs.replace(extra, name="extra.weight", layer="extra")
     units = [*manifest.units[:1], msgspec.structs.replace(manifest.units[0], name="extra"), *manifest.units[1:]]
-    return msgspec.structs.replace(manifest, parameters=[*manifest.parameters, layer], units=units)
+    ready = manifest.grad_order and [*manifest.grad_order, layer.name]
+    return msgspec.structs.replace(manifest, parameters=[*manifest.parameters, layer], units=units, grad_order=ready)
 
 
 def another_type(manifest):
