@@ -166,7 +166,10 @@ def test_impossible_durations_are_set_aside_and_counted(tmp_path: Path) -> None:
     endless = span("op", 1300, 0)
     del endless["dur"]
     run = tracekit.open(write(tmp_path / "r.json", [*COMMON, late, endless]))
-    assert run.repairs.select("what", "count").rows() == [("no duration, or an impossible one", 1), ("negative duration", 1)]
+    assert run.repairs.select("what", "count").rows() == [
+        ("no duration, or an impossible one", 1),
+        ("negative duration", 1),
+    ]
     assert run.work.height == 2
 
 
