@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto import AG, BACKWARD, COMMON, GEMM, GLOO, kernel, mark, span, step, write
+from kineto import AG, BACKWARD, COMMON, GEMM, GLOO, flow, kernel, mark, span, step, write
 
 import tracekit
 from tracekit.model import names
@@ -246,3 +246,11 @@ def test_legal_crossings_on_one_stream_are_kept(tmp_path: Path, start: float, le
     run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 500), *events]))
     assert sorted(run.work["dur_ns"].to_list()) == sorted([100_000, int(length * 1000)])
     assert run.repairs.height == 0
+
+
+@pytest.mark.parametrize("category", ["ac2g", "async", "async_cpu_to_gpu"])
+def test_a_flow_links_a_row_whose_launch_has_no_event(tmp_path: Path, category: str) -> None:
+    row = kernel("k", 1300, 5, stream=7, correlation=9, launch=-1)
+    events = [step(5, 1000, 100), step(6, 1100, 900), flow("s", 9, 1050, cat=category), *row]
+    run = tracekit.open(write(tmp_path / "r.json", events))
+    assert run.work.select("step", "linked_by", "launched_ns").rows() == [(5, "flow", 1_050_000)]

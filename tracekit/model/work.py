@@ -15,8 +15,8 @@ from tracekit.read.columns import Columns
 
 # One row a piece of work, in time order (an operator of a CPU run can have several: see model/operators.py). `device`:
 # "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one lane is serial. `launched_ns`: when the CPU issued
-# it (null: not seen). `linked_by`: how its step, layer and phase were found: correlation, external id, order (a CPU
-# backend's spans), time. `layer_from`: FSDP2, recorder, nn.Module, autograd. `call`: the collective call that issued
+# it (null: not seen). `linked_by`: how its step, layer and phase were found: correlation, flow, external id, order (a
+# CPU backend's spans), time. `layer_from`: FSDP2, recorder, nn.Module, autograd. `call`: the collective call that issued
 # it. `overrun_ns`: time cut off a row that outlasted the next one on its stream (see model/lanes.py).
 WORK_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
@@ -76,7 +76,7 @@ def _device_rows(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
     key = [*_RUN, "index"]
     rows = _timed(columns.events).filter(~cpu_side).join(columns.device, on=key, how="left")
     rows = rows.filter(on_device).join(columns.comm.select(*key, "collective"), on=key, how="left")
-    rows = _link_calls(_link_launches(rows.rename({"ts_ns": "start_ns"}), columns.events), calls)
+    rows = _link_calls(_link_launches(rows.rename({"ts_ns": "start_ns"}), columns), calls)
     is_comm = (
         pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
         | pl.col("linked_by_args")
@@ -104,8 +104,12 @@ def _communication() -> str:
     return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns())])
 
 
-def _link_launches(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Add when and on which thread the CPU launched each row: by correlation, else by the operator's external id."""
+def _link_launches(rows: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+    """Add when and on which thread the CPU launched each row: by correlation, else flow, else the operator's id."""
+    events = columns.events
+    flows = columns.flows.select(
+        *_RUN, "correlation", pl.col("ts_ns").alias("flow_ns"), pl.col("tid").alias("flow_tid")
+    ).unique([*_RUN, "correlation"], keep="first", maintain_order=True)
     launches = (
         events.filter(_category().str.contains(names.LAUNCH), pl.col("ph") == "X", pl.col("correlation") > 0)
         .select(*_RUN, "correlation", pl.col("ts_ns").alias("launch_ns"), pl.col("tid").alias("launch_tid"))
@@ -126,11 +130,13 @@ def _link_launches(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     return (
         rows.with_columns(own_id.alias("op_id"))
         .join(launches, on=[*_RUN, "correlation"], how="left", maintain_order="left")
+        .join(flows, on=[*_RUN, "correlation"], how="left", maintain_order="left")
         .join(ops, on=[*_RUN, "op_id"], how="left", maintain_order="left")
         .with_columns(
-            pl.coalesce("launch_ns", "op_ns").alias("launched_ns"),
-            pl.coalesce("launch_tid", "op_tid").alias("launched_tid"),
+            pl.coalesce("launch_ns", "flow_ns", "op_ns").alias("launched_ns"),
+            pl.coalesce("launch_tid", "flow_tid", "op_tid").alias("launched_tid"),
             pl.when(pl.col("launch_ns").is_not_null()).then(pl.lit("correlation"))
+            .when(pl.col("flow_ns").is_not_null()).then(pl.lit("flow"))
             .when(pl.col("op_ns").is_not_null()).then(pl.lit("external id"))
             .otherwise(pl.lit("time")).alias("linked_by"),
         )

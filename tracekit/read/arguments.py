@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
@@ -20,33 +20,47 @@ _SPELLINGS = {
 _Kind = TypeVar("_Kind", Links, Args)
 
 
-def links(events: Sequence[Event], rows: pl.Series) -> pl.DataFrame:
-    """Return row, external_id, correlation, sequence, on_device, collective (both true or false) of those with any.
+class Told(NamedTuple):
+    """What arguments tell of any event: columns as long as the events, and rows of a device or of a collective."""
+
+    values: dict[str, pl.Series]
+    on_device: list[int]
+    collective: list[int]
+
+
+def links(events: Sequence[Event], rows: Sequence[int]) -> Told:
+    """Return external_id, correlation and sequence of these rows, null for all others.
 
     Raises:
         msgspec.DecodeError: the arguments of an event are not what arguments should be.
     """
-    present = [n for n in rows.to_list() if events[n].args is not ABSENT]
+    present = [n for n in rows if events[n].args is not ABSENT]
     found = _decoded([events[n].args for n in present], Links)
-    return pl.DataFrame(
-        {
-            "row": pl.Series(present, dtype=pl.Int64),
-            **{name: _column(found, name, pl.Int64()) for name in ("external_id", "correlation", "sequence")},
-            "on_device": pl.Series([a.stream is not None or a.device is not None for a in found], dtype=pl.Boolean),
-            "collective": pl.Series([a.collective is not None for a in found], dtype=pl.Boolean),
-        }
+    told = list(zip(present, found, strict=True))
+    values: dict[str, pl.Series] = {}
+    for name in ("external_id", "correlation", "sequence"):
+        column: list[Any] = [None] * len(events)
+        for (n, _), value in zip(told, _values(found, name), strict=True):
+            column[n] = value
+        values[name] = integers(column)
+    return Told(
+        values,
+        [n for n, a in told if a.stream is not None or a.device is not None],
+        [n for n, a in told if a.collective is not None],
     )
 
 
-def arguments(events: Sequence[Event], rows: pl.Series, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Return `row` and, of these rows, the columns of `schema` that are arguments.
+def arguments(
+    events: Sequence[Event], rows: Sequence[int], first_index: int, schema: Mapping[str, pl.DataType]
+) -> pl.DataFrame:
+    """Return `schema` for these rows: `index`, counted from `first_index`, and columns that are arguments.
 
     Raises:
         msgspec.DecodeError: the arguments of an event are not what arguments should be.
     """
-    found = _decoded([events[n].args for n in rows.to_list()], Args)
-    wanted = {name: dtype for name, dtype in schema.items() if name != "index"}
-    return pl.DataFrame({"row": rows, **{name: _column(found, name, dtype) for name, dtype in wanted.items()}})
+    found = _decoded([events[n].args for n in rows], Args)
+    wanted = {name: _column(found, name, dtype) for name, dtype in schema.items() if name != "index"}
+    return pl.DataFrame({"index": pl.Series([first_index + n for n in rows], dtype=pl.Int64), **wanted}, schema=schema)
 
 
 def _decoded(raw: Sequence[msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
@@ -63,13 +77,19 @@ def _decoded(raw: Sequence[msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
 def _column(found: Sequence[Links | Args], name: str, dtype: pl.DataType) -> pl.Series:
     if name in ("input_dims", "input_type"):
         return pl.Series([bytes(getattr(a, name)).decode("utf-8", "replace") or None for a in found], dtype=pl.String)
+    values = _values(found, name)
+    return integers(values) if dtype == pl.Int64() else texts(values)
+
+
+def _values(found: Sequence[Links | Args], name: str) -> list[Any]:
+    """The argument in the first of its spellings that an event has."""
     first, *others = _SPELLINGS.get(name, (name,))
     values = [getattr(a, first) for a in found]
     for other in others:
         if None not in values:
             break
         values = [getattr(a, other) if v is None else v for v, a in zip(values, found, strict=True)]
-    return integers(values) if dtype == pl.Int64() else texts(values)
+    return values
 
 
 def texts(values: Sequence[Any]) -> pl.Series:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
 from tracekit.read import clock
@@ -56,10 +57,24 @@ MEMORY_SCHEMA: dict[str, pl.DataType] = {
     "device_type": pl.Int64(),
     "device_id": pl.Int64(),
 }
-SCHEMAS = {"events": EVENT_SCHEMA, "device": DEVICE_SCHEMA, "comm": COMM_SCHEMA, "memory": MEMORY_SCHEMA}
+# Ends of flows from a launch to its device row, for rows whose launch has no event of its own; `correlation` is the id.
+FLOW_SCHEMA: dict[str, pl.DataType] = {
+    "index": pl.Int64(),
+    "correlation": pl.Int64(),
+    "tid": pl.Int64(),
+    "ts_ns": pl.Int64(),
+}
+SCHEMAS = {
+    "events": EVENT_SCHEMA,
+    "device": DEVICE_SCHEMA,
+    "comm": COMM_SCHEMA,
+    "memory": MEMORY_SCHEMA,
+    "flows": FLOW_SCHEMA,
+}
 
 _LINKED_FLOW = "fwdbwd"
-_COMM_NAME = "^(nccl:|c10d|gloo:|record_param_comms|_c10d|mpi:|ucc:|xccl:)"
+_LAUNCH_FLOWS = ("ac2g", "async", "async_cpu_to_gpu")
+_COMM_PREFIXES = ("nccl:", "c10d", "gloo:", "record_param_comms", "_c10d", "mpi:", "ucc:", "xccl:")
 _MEMORY = "[memory]"
 # Frames of Python are half of many files, and their arguments are of no use to any table.
 _WITHOUT_ARGUMENTS = "python_function"
@@ -72,40 +87,48 @@ class Columns(NamedTuple):
     device: pl.DataFrame
     comm: pl.DataFrame
     memory: pl.DataFrame
+    flows: pl.DataFrame
 
 
 def columns(decoded: Sequence[Event], first_index: int) -> Columns:
     """Return the frames of these events; metadata rows and flows that link nothing are left out.
 
+    A frame costs polars a fixed time whatever its size, so rows are chosen here in plain lists.
+
     Raises:
         msgspec.DecodeError: the arguments of an event are not what arguments should be.
     """
-    narrow = pl.DataFrame(
+    phs, cats, names = [e.ph for e in decoded], [e.cat for e in decoded], [e.name for e in decoded]
+    kept = [n for n, ph in enumerate(phs) if ph in ("X", "i") or (ph == "s" and cats[n] == _LINKED_FLOW)]
+    told = links(decoded, [n for n in kept if cats[n] != _WITHOUT_ARGUMENTS])
+    # Few names, many events: each name is looked at once.
+    spoken = {name for name in {n for n in names if isinstance(n, str)} if name.startswith(_COMM_PREFIXES)}
+    called = [n for n in kept if isinstance(names[n], str) and names[n] in spoken] if spoken else []
+    index = pl.Series(np.arange(first_index, first_index + len(decoded)))
+    every = pl.DataFrame(
         {
-            "row": pl.int_range(len(decoded), eager=True),
-            "ph": texts([e.ph for e in decoded]),
-            "cat": texts([e.cat for e in decoded]),
-            "name": texts([e.name for e in decoded]),
+            "index": index,
+            "ph": texts(phs),
+            "cat": texts(cats),
+            "name": texts(names),
             "pid": integers([e.pid for e in decoded]),
             "tid": integers([e.tid for e in decoded]),
             "ts_ns": clock.to_ns([e.ts for e in decoded]),
             "dur_ns": clock.to_ns([e.dur for e in decoded]),
-        }
-    ).filter(pl.col("ph").is_in(["X", "i"]) | ((pl.col("ph") == "s") & (pl.col("cat") == _LINKED_FLOW)))
-    told = links(decoded, narrow.filter(pl.col("cat").ne_missing(_WITHOUT_ARGUMENTS))["row"])
-    called = narrow.filter(pl.col("name").str.contains(_COMM_NAME))["row"]
-    rows = {
-        "device": told.filter(pl.col("on_device"))["row"],
-        "comm": pl.concat([called, told.filter(pl.col("collective"))["row"]]).unique().sort(),
-        "memory": narrow.filter(pl.col("name") == _MEMORY)["row"],
-    }
-    index = (pl.col("row") + first_index).alias("index")
-    events = narrow.join(told, on="row", how="left", maintain_order="left").with_columns(index)
-    wide = [arguments(decoded, rows[name], SCHEMAS[name]).with_columns(index) for name in ("device", "comm", "memory")]
-    return Columns(
-        events.select(pl.col(c).cast(t) for c, t in EVENT_SCHEMA.items()),
-        *(frame.select(list(SCHEMAS[name])) for name, frame in zip(rows, wide, strict=True)),
+            **told.values,
+        },
+        schema=EVENT_SCHEMA,
     )
+    rows = {
+        "device": told.on_device,
+        "comm": sorted({*called, *told.collective}),
+        "memory": [n for n in kept if names[n] == _MEMORY],
+    }
+    device, comm, memory = (arguments(decoded, chosen, first_index, SCHEMAS[name]) for name, chosen in rows.items())
+    flows = [n for n, ph in enumerate(phs) if ph == "s" and cats[n] in _LAUNCH_FLOWS]
+    ids = integers([decoded[n].id for n in flows]).alias("correlation")
+    linked = every[flows].select("index", ids, "tid", "ts_ns")
+    return Columns(every if len(kept) == len(decoded) else every[kept], device, comm, memory, linked)
 
 
 def empty() -> Columns:

@@ -167,13 +167,11 @@ def _require_kineto(path: Path, frames: list[Columns], phases: set[str], seen: i
 
 def _joined(frames: list[Columns], base_ns: int) -> Columns:
     parts = frames or [empty()]
-    events, device, comm, memory = (pl.concat(p) for p in zip(*parts, strict=True))
+    events, device, comm, memory, flows = (pl.concat(p) for p in zip(*parts, strict=True))
     start, length = pl.col("ts_ns"), pl.col("dur_ns")
-    placed = events.with_columns(
-        pl.when(start.abs() < clock.LATEST_NS).then(start + base_ns).alias("ts_ns"),
-        pl.when(length < clock.LONGEST_NS).then(length).alias("dur_ns"),
-    )
-    return Columns(placed, device, comm, memory)
+    absolute = pl.when(start.abs() < clock.LATEST_NS).then(start + base_ns).alias("ts_ns")
+    placed = events.with_columns(absolute, pl.when(length < clock.LONGEST_NS).then(length).alias("dur_ns"))
+    return Columns(placed, device, comm, memory, flows.with_columns(absolute))
 
 
 def _unusable_times(events: pl.DataFrame) -> list[Finding]:

@@ -62,6 +62,7 @@ class Event(msgspec.Struct, gc=False):
     tid: Any = None
     ts: Any = None
     dur: Any = None
+    id: Any = None
     args: msgspec.Raw = ABSENT
 
 
