@@ -16,7 +16,7 @@ from tracekit.read.columns import Columns
 # One row a piece of work, in time order (an operator of a CPU run can have several: see model/operators.py). `device`:
 # "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one lane is serial. `launched_ns`: when the CPU issued
 # it (null: not seen). `linked_by`: how its step, layer and phase were found: correlation, flow, external id, order (a
-# CPU backend's spans), time. `layer_from`: FSDP2, recorder, nn.Module, autograd. `call`: the collective call that issued
+# CPU backend's spans), time. `layer_from`: FSDP2, recorder, nn.Module, autograd. `call`: the collective call of
 # it. `overrun_ns`: time cut off a row that outlasted the next one on its stream (see model/lanes.py).
 WORK_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
