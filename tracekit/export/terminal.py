@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.export.text import plain
+from tracekit.export.text import plain, plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ABSENT = "–"
 
+# Columns that hold sentences of ours, not names from files: they are not cut.
+_SENTENCES = ("advice", "done", "reason", "what")
 _INSTANTS = ("start_ns", "end_ns", "ts_ns", "launched_ns", "issued_ns")
 _MS, _MIB = (10**6, "ms"), (2**20, "MiB")
 _TIME_UNITS = ((1, "ns"), (10**3, "µs"), _MS, (10**9, "s"))
@@ -143,7 +145,7 @@ def _column(series: pl.Series, first: int, unit: tuple[int, str] | None) -> Colu
         return Column(name, name, [ABSENT] * series.len(), numeric=False)
     if not dtype.is_numeric():
         root = "(root)" if name == "layer" else ""
-        return Column(name, name, [root if value == "" else _word(value) for value in series], numeric=False)
+        return Column(name, name, [root if value == "" else _word(value, name) for value in series], numeric=False)
     if name in _INSTANTS:
         series = series - first
     if name.endswith("_ns"):
@@ -189,9 +191,9 @@ def _largest_unit(size: int, units: Sequence[tuple[int, str]]) -> tuple[int, str
     return next((unit for unit in reversed(units) if size >= unit[0]), units[0])
 
 
-def _word(value: Any) -> str:
+def _word(value: Any, name: str) -> str:
     if value is None:
         return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return plain(str(value))
+    return plain_line(str(value)) if name in _SENTENCES else plain(str(value))
