@@ -146,3 +146,12 @@ def test_the_plan_spells_buckets_as_the_model_finds_them_in_a_trace(bucket, call
         seen.with_row_index("row").with_columns(*here, pl.col("row").cast(pl.Int64).alias("issued_ns")), manifest
     )
     assert found.select("layer", "phase").rows() == sent.select("layer", "phase").rows()
+
+
+def test_reduce_scatters_that_are_no_buckets_are_not_called_parts_of_them():
+    manifest = deepspeed(bucket=12, grad_order=["last", "b.weight", "a.weight", "first"])
+    columns = {"row": [0, 1, 2, 3], "in_numel": [8, 4, 4, 8], "issued_ns": [0, 1, 2, 3]}
+    same = {"rank": 0, "cycle": 0, "step": 5, "kind": "reduce_scatter", "phase": "backward"}
+    unknown = [pl.lit(None, pl.String).alias(name) for name in ("layer", "layer_from")]
+    seen = pl.DataFrame(columns).with_columns(*(pl.lit(value).alias(name) for name, value in same.items()), *unknown)
+    assert with_bucket_layers(seen, manifest)["layer"].to_list() == [None] * 4

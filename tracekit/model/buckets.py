@@ -32,9 +32,11 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
     found: dict[int, str] = {}
     for group in candidates.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
         numels = group["in_numel"].to_list()
+        kinds = set(group["kind"])
+        spans = None if kinds == {"reduce"} else _bucket_spans(numels, gradients)
         # Reductions to owners send a bucket in parts; so does an all-reduce of a gradient that no bucket can hold.
-        whole = None if set(group["kind"]) == {"reduce"} else _bucket_spans(numels, gradients)
-        spans = whole or _bucket_spans(numels, gradients, parts=True)
+        if spans is None and kinds in ({"reduce"}, {"all_reduce"}):
+            spans = _bucket_spans(numels, gradients, parts=True)
         found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
     return _claimed(collectives, found)
 
