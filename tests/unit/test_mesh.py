@@ -73,6 +73,28 @@ def test_norms_go_over_the_shards_first_and_over_tp_next():
     assert [axis for axis, *_ in axes(norms, HSDP)] == ["dp_shard"] * 3
 
 
+def groups(rank, calls, mesh) -> list[str | None]:
+    base = {"rank": rank, "cycle": 0, "step": 5, "phase": "optimizer", "group_size": None, "group_desc": None}
+    frame = pl.DataFrame([{**base, **call} for call in calls], schema=ROWS)
+    return with_axes(frame, manifest_of("hsdp", SMALL, mesh=mesh), marks())["mesh_group"].to_list()
+
+
+def test_groups_of_an_axis_are_named_by_their_first_rank_in_row_major_order():
+    norms = [call("all_reduce", at, 14, 14) for at in (1, 2)]
+    found = {rank: groups(rank, norms, TP) for rank in range(4)}
+    # The first norm goes over dp_shard (stride 2), the second over tp (stride 1).
+    assert found == {
+        0: ["dp_shard:0", "tp:0"],
+        1: ["dp_shard:1", "tp:0"],
+        2: ["dp_shard:0", "tp:2"],
+        3: ["dp_shard:1", "tp:2"],
+    }
+
+
+def test_a_group_smaller_than_its_axis_is_not_the_axis():
+    assert groups(3, [call("all_gather", 1, 4, 8, group_size=2)], [Axis("dp_shard", 4)]) == [None]
+
+
 def test_a_smaller_group_inside_fsdp_is_still_the_shard_axis():
     events = marks(("FSDP::all_gather (a)", 0, 10))
     assert axes([call("all_gather", 1, 4, 8)], [Axis("dp_shard", 4)], events) == [("dp_shard", 2, "annotation")]

@@ -12,6 +12,7 @@ SCHEMA = {
     "turn": INT,
     "kind": TEXT,
     "group": TEXT,
+    "mesh_group": TEXT,
     "group_size": pl.Int32,
     "seq": INT,
     "in_numel": INT,
@@ -42,7 +43,24 @@ def test_without_all_ranks_nothing_is_claimed(world_size: int | None) -> None:
 
 
 def test_the_groups_own_size_is_enough() -> None:
-    assert waits(rows({"rank": 0, "group_size": 2}, {"rank": 1, "group_size": 2, "dur_ns": 4}), 64) == [(4, 6), (4, 0)]
+    pair = [{"rank": 0, "group_size": 2, "group": "tp"}, {"rank": 1, "group_size": 2, "group": "tp", "dur_ns": 4}]
+    assert waits(rows(*pair), 64) == [(4, 6), (4, 0)]
+
+
+def test_ranks_of_unnamed_smaller_groups_are_not_guessed() -> None:
+    # Ranks 0 and 1 may be of one group, or of two whose other ranks have no file.
+    assert waits(rows({"group_size": 2}, {"rank": 1, "group_size": 2, "dur_ns": 4}), 64) == [(None, None)] * 2
+
+
+def test_the_mesh_tells_unnamed_groups_apart() -> None:
+    # On a mesh of 2 x 2 ranks 0 and 1 meet, and 2 and 3; nobody waits for a rank of the other group.
+    groups = ["dp_shard:0", "dp_shard:0", "dp_shard:2", "dp_shard:2"]
+    durations = [10, 4, 100, 90]
+    ranks = [
+        {"rank": rank, "group_size": 2, "mesh_group": group, "dur_ns": dur}
+        for rank, (group, dur) in enumerate(zip(groups, durations, strict=True))
+    ]
+    assert waits(rows(*ranks), 4) == [(4, 6), (4, 0), (90, 10), (90, 0)]
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "send", "recv", "reduce", "other"])

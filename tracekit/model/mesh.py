@@ -4,6 +4,9 @@ NCCL traces name the group, and torch names the groups of a device mesh after it
 FSDP2's own annotations tell: inside `FSDP::all_gather` and `FSDP::post_backward_reduce` gathers and reduce-scatters are
 the shard axis', an all-reduce is the replicate axis'. What is outside of them belongs to tensor parallelism where the
 mesh has it, but for the gradient norms of the optimizer step, which go over one axis after the other.
+
+The ranks of a group follow from its axis and the mesh, which torch fills in row-major order: `mesh_group` tells the
+groups of an axis apart where the trace does not name them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _RUN = ["rank", "cycle"]
 
 
 def with_axes(rows: pl.DataFrame, manifest: Manifest | None, events: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with `group_size` filled in where it can be known, `axis` and `axis_from`.
+    """Return the rows with `group_size` filled in where it can be known, `axis`, `axis_from` and `mesh_group`.
 
     Needs kind, phase, in_numel, out_numel, group_desc and at_ns, in the order of issue for the norms.
     """
@@ -42,15 +45,29 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, events: pl.DataFram
     sources = [source for _, source in found[1:]]
     sizes = {axis.axis: axis.size for axis in axes}
     by_axis = pl.col("axis").replace_strict(sizes, default=None, return_dtype=pl.Int32)
-    return rows.with_columns(
+    rows = rows.with_columns(
         pl.coalesce(group, *sources).alias("axis_from"), pl.coalesce("group_size", by_axis).alias("group_size")
-    ).drop(*sources, "in_fsdp", "follows")
+    )
+    return _grouped(rows.drop(*sources, "in_fsdp", "follows"), manifest.mesh if manifest else [])
 
 
 def _axes(manifest: Manifest | None) -> list[Axis]:
     """The axes along which anything is sent; a mesh of one rank keeps its first."""
     mesh = manifest.mesh if manifest else []
     return [axis for axis in mesh if axis.size > 1] or mesh[:1]
+
+
+def _grouped(rows: pl.DataFrame, mesh: list[Axis]) -> pl.DataFrame:
+    """Add `mesh_group`: the axis and the first rank of the group along it; null where the group is not the axis'."""
+    whole = pl.lit(None, pl.String)
+    inner = 1
+    for axis in reversed(mesh):
+        place = pl.col("rank") // inner % axis.size
+        fits = (pl.col("axis") == axis.axis) & (pl.col("group_size") == axis.size)
+        first = pl.format("{}:{}", pl.lit(axis.axis), pl.col("rank") - place * inner)
+        whole = pl.coalesce(whole, pl.when(fits).then(first))
+        inner *= axis.size
+    return rows.with_columns(whole.alias("mesh_group"))
 
 
 def _sized(rows: pl.DataFrame) -> pl.DataFrame:
