@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from tracekit.elements import PASSES
 from tracekit.errors import InputError, UsageError
-from tracekit.plan import PASSES, PLAN_SCHEMA, STRATEGIES, TERMS_SCHEMA, plan, terms_by_place
+from tracekit.plan import PLAN_SCHEMA, STRATEGIES, TERMS_SCHEMA, plan, terms_by_place
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.overlap import ratio
+from tracekit.elements import PASSES
 from tracekit.errors import UsageError
-from tracekit.plan import PASSES, plan
+from tracekit.plan import plan
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 if TYPE_CHECKING:
@@ -55,10 +56,8 @@ def volume(run: Run, *, by: Sequence[str] = ()) -> pl.DataFrame:
     keys = [*KEYS, *_checked(by)]
     expected = _planned(run, keys)
     joined = _measured(run, keys).join(expected, on=keys, how="full", coalesce=True, nulls_equal=True)
-    absent = pl.col("num_collectives").is_null()
-    sums = ["num_collectives", "numel", "passes_numel", "payload_bytes", "wire_bytes"]
     return (
-        joined.with_columns(pl.when(absent).then(0).otherwise(pl.col(name)).alias(name) for name in sums)
+        joined.with_columns(_nothing_is_zero("numel", "passes_numel", "payload_bytes", "wire_bytes"))
         .with_columns(_over_psi(run, "passes_numel").alias("psi"))
         .select(*keys, *(pl.col(name).cast(dtype) for name, dtype in _MEASURES.items()))
         .sort(keys, maintain_order=True)
@@ -80,6 +79,7 @@ def totals(run: Run) -> pl.DataFrame:
         measured.join(_planned(run, list(_STEP)), on=_STEP, how="full", coalesce=True, nulls_equal=True)
         .join(ran, on=_STEP, how="left", nulls_equal=True)
         .rename(renamed)
+        .with_columns(_nothing_is_zero("measured_numel", "backend_numel", "payload_bytes", "wire_bytes"))
         .with_columns(pl.lit(_theory(run), pl.Int64).alias("theory_numel"))
     )
     sides = ("theory", "plan", "measured", "backend")
@@ -93,6 +93,12 @@ def totals(run: Run) -> pl.DataFrame:
         "num_collectives",
         "coverage",
     ).sort(_STEP, maintain_order=True)
+
+
+def _nothing_is_zero(*columns: str) -> list[pl.Expr]:
+    """A step in which no collective was found moved 0; one whose sizes are unknown keeps null."""
+    absent = pl.col("num_collectives").is_null()
+    return [pl.when(absent).then(0).otherwise(pl.col(name)).alias(name) for name in (*columns, "num_collectives")]
 
 
 def backend(run: Run) -> pl.DataFrame:
@@ -132,22 +138,12 @@ def _measured(run: Run, keys: list[str]) -> pl.DataFrame:
 
 
 def sized(run: Run) -> pl.DataFrame:
-    """The collectives with `payload_numel`, `passes_numel` and, by what the backend ran, `backend_numel`.
+    """The collectives with `passes_numel` and, by what the backend ran, `backend_numel`.
 
-    An all-gather whose operator tells no output is as large as its input times the group. An axis that only one mesh
-    axis can be is filled in; a backend without a span of its own ran what was asked for.
+    A backend without a span of its own ran what was asked for.
     """
-    gathered = pl.coalesce("out_numel", pl.col("in_numel") * pl.col("group_size"))
-    mesh = run.manifest.mesh if run.manifest is not None else []
-    axis = mesh[0].axis if len(mesh) == 1 else None
     ran = pl.coalesce("backend_kind", "kind")
     return run.collectives.with_columns(
-        pl.when(pl.col("kind") == "all_gather")
-        .then(gathered)
-        .otherwise("in_numel")
-        .cast(pl.Int64)
-        .alias("payload_numel"),
-        pl.col("axis").fill_null(pl.lit(axis, pl.String)),
         pl.col("passes").cast(pl.Int64),
         ran.alias("backend_kind"),
         pl.when(ran == pl.col("kind"))

@@ -66,8 +66,8 @@ def collective(kind, lane, start_us, end_us, *, numel=None, step=5, **more) -> d
             "all_gather": (numel // 2, numel),
             "reduce_scatter": (numel, numel // 2),
         }.get(kind, (numel, numel))
-        sizes = {"in_numel": ins, "out_numel": outs, "payload_bytes": 4 * numel, "wire_bytes": 2 * passes * numel}
-        sizes |= {"passes": passes, "dtype": "float32"}
+        sizes = {"in_numel": ins, "out_numel": outs, "payload_numel": numel, "payload_bytes": 4 * numel}
+        sizes |= {"wire_bytes": 2 * passes * numel, "passes": passes, "dtype": "float32"}
     return {"kind": kind, "backend_kind": kind, "lane": lane, "step": step, **span, **sizes, **more}
 
 

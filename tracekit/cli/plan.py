@@ -127,8 +127,8 @@ def _manifest(
     Raises:
         UsageError: an option is unknown, or not exactly one source of parameters is given.
     """
+    from tracekit.elements import ITEM_SIZES
     from tracekit.plan import STRATEGIES, build
-    from tracekit.plan.schema import ITEM_SIZES
     from tracekit.read.manifest import Precision
 
     if strategy not in STRATEGIES:

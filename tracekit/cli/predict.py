@@ -9,19 +9,13 @@ import typer
 
 from tracekit import theory
 from tracekit.cli.options import ForceOption, FormatOption, OutputOption, count, integers, names
+from tracekit.elements import ITEM_SIZES
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
     import polars as pl
 
-DTYPE_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
+_FLOAT_SIZES = {name: size for name, size in ITEM_SIZES.items() if name.startswith(("float", "bfloat"))}
 _LARGEST_GROUP = 10**9
 
 
@@ -121,7 +115,7 @@ def predict(
 def _bytes(num_params: int, dp: int, stage: int, dtype: str, reduce_dtype: str) -> dict[str, int]:
     """Gathers carry parameters, everything else carries gradients."""
     payload = sum(
-        passes * num_params * DTYPE_BYTES[dtype if kind == "all_gather" else reduce_dtype]
+        passes * num_params * _FLOAT_SIZES[dtype if kind == "all_gather" else reduce_dtype]
         for kind, passes in theory.passes_by_kind(stage).items()
     )
     return {"payload_bytes": payload, "wire_bytes": math.ceil(payload * theory.ring_share(dp))}
@@ -146,8 +140,8 @@ def _checked_multiplier(k: int) -> int:
 
 
 def _checked_dtypes(given: list[str], option: str) -> list[str]:
-    unknown = next((name for name in given if name not in DTYPE_BYTES), None)
+    unknown = next((name for name in given if name not in _FLOAT_SIZES), None)
     if unknown is not None or not given:
         problem = f"{option} is empty" if unknown is None else f"{option} {unknown} is unknown"
-        raise UsageError(f"{problem}: choose from {', '.join(DTYPE_BYTES)}")
+        raise UsageError(f"{problem}: choose from {', '.join(_FLOAT_SIZES)}")
     return given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit import intervals
+from tracekit.elements import ITEM_SIZES, PASSES
 from tracekit.model import names
 from tracekit.model.buckets import with_layers
 from tracekit.model.calls import MOST_ELEMENTS, first_numel
@@ -17,13 +18,13 @@ from tracekit.model.steps import step_at, turns
 from tracekit.read.manifest import Manifest
 
 # One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is
-# what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_bytes`: the full
-# tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring sends, passes x payload x
-# (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name. `layer_from`: FSDP2, recorder, manifest (sizes
-# in the order of gradients), nn.Module, autograd. A collective of several kernels lasts from the
-# first to the last; its overlapped and exposed time leave pauses out. `call`: as in the work table. `match` is the same
-# number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand; `transfer_ns` and `wait_ns`
-# (they add up to `dur_ns`) are null unless all are: see model/matching.py.
+# what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_numel` and
+# `payload_bytes`: the full tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring
+# sends, passes x payload x (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name. `layer_from`: FSDP2,
+# recorder, manifest (sizes in the order of gradients), nn.Module, autograd. A collective of several kernels lasts from
+# the first to the last; its overlapped and exposed time leave pauses out. `call`: as in the work table. `match` is the
+# same number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand; `transfer_ns` and
+# `wait_ns` (they add up to `dur_ns`) are null unless all are: see model/matching.py.
 COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -44,6 +45,7 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "dtype": pl.String(),
     "in_numel": pl.Int64(),
     "out_numel": pl.Int64(),
+    "payload_numel": pl.Int64(),
     "payload_bytes": pl.Int64(),
     "passes": pl.Int8(),
     "wire_bytes": pl.Int64(),
@@ -166,15 +168,16 @@ def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     numel = pl.when(is_gather).then(gathered).otherwise("in_numel")
     # No tensor has a negative or an astronomical number of elements: such a number is damage, and unknown.
     numel = pl.when(numel.is_between(0, MOST_ELEMENTS)).then(numel)
-    width = pl.col("dtype").replace_strict(names.DTYPE_BYTES, default=None, return_dtype=pl.Int64)
+    width = pl.col("dtype").replace_strict(ITEM_SIZES, default=None, return_dtype=pl.Int64)
     nothing = numel == 0
     payload = pl.when(nothing).then(0).otherwise(numel * width)
-    passes = pl.col("kind").replace_strict(names.PASSES, default=None, return_dtype=pl.Int64)
+    passes = pl.col("kind").replace_strict(PASSES, default=None, return_dtype=pl.Int64)
     n = pl.col("group_size").cast(pl.Int64)
     point_to_point = pl.col("kind").is_in(["send", "recv"])
     wire = pl.when(point_to_point).then(payload).otherwise(passes * payload * (n - 1) // n)
     return rows.with_columns(
         pl.when(is_gather).then(numel).otherwise("out_numel").alias("out_numel"),
+        numel.cast(pl.Int64).alias("payload_numel"),
         payload.alias("payload_bytes"),
         passes.alias("passes"),
         wire.alias("wire_bytes"),

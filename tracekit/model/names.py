@@ -34,17 +34,6 @@ COMM_KERNEL = (
 )
 PEER_COPY = r"(?i)^memcpy (ptop|p2p)"
 
-# How often the payload crosses a ring (DESIGN: passes). A kind that is not here has no defined number of passes.
-PASSES = {
-    "all_gather": 1,
-    "reduce_scatter": 1,
-    "broadcast": 1,
-    "reduce": 1,
-    "all_reduce": 2,
-    "all_to_all": 1,
-    "send": 1,
-    "recv": 1,
-}
 
 # Normalised spelling (letters only) -> kind; the first prefix that fits decides, so longer ones come first.
 _KINDS = (
@@ -105,20 +94,6 @@ _DTYPES = {
     "bool": "bool",
     "float8e4m3fn": "float8_e4m3fn",
     "float8e5m2": "float8_e5m2",
-}
-DTYPE_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "uint8": 1,
-    "int8": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
 }
 
 

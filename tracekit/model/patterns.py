@@ -16,8 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tracekit.elements import PASSES
 from tracekit.errors import UsageError
-from tracekit.model.names import PASSES, kind_of
+from tracekit.model.names import kind_of
 
 FILE_NAME = "tracekit-patterns.toml"
 _VARIABLE = "TRACEKIT_PATTERNS"

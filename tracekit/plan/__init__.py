@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.plan.memory import MEMORY_SCHEMA, memory
-from tracekit.plan.schema import PASSES, PLAN_SCHEMA, TERMS_SCHEMA, plan_frame
+from tracekit.plan.schema import PLAN_SCHEMA, TERMS_SCHEMA, plan_frame
 from tracekit.plan.shares import terms_frame, totals
 from tracekit.plan.strategies import STRATEGIES
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MEMORY_SCHEMA",
-    "PASSES",
     "PLAN_SCHEMA",
     "STRATEGIES",
     "TERMS_SCHEMA",

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from tracekit.elements import ITEM_SIZES, PASSES
+from tracekit.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -31,24 +34,6 @@ PLACES = ("layer", "phase", "kind", "axis", "dtype")
 TERMS_SCHEMA = pl.Schema(
     {"term": pl.String, "numel": pl.Int64, "payload_bytes": pl.Int64, **dict.fromkeys(PLACES, pl.String)}
 )
-
-# How often the payload crosses the group (DESIGN: all-reduce is a reduce-scatter and an all-gather in one).
-PASSES = {"all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1, "all_reduce": 2, "all_to_all": 1}
-
-ITEM_SIZES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
 
 
 class Call(NamedTuple):
@@ -94,8 +79,10 @@ def item_size(dtype: str) -> int:
     """Bytes of one element of a torch data type.
 
     Raises:
-        KeyError: the type is unknown.
+        InputError: the type has no whole bytes, or is unknown.
     """
+    if dtype not in ITEM_SIZES:
+        raise InputError(f"There is no plan for parameters of type {dtype[:40]}: how it is sent is not known.")
     return ITEM_SIZES[dtype]
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.plan.schema import PASSES, PLACES, TERMS_SCHEMA, Term, item_size, payload_numel
+from tracekit.elements import PASSES
+from tracekit.plan.schema import PLACES, TERMS_SCHEMA, Term, item_size, payload_numel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
