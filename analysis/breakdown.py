@@ -48,8 +48,9 @@ def breakdown(run: Run) -> pl.DataFrame:
     idle.
 
     On a GPU the step's window runs from the start of its first work to the start of the next step's first
-    work, or to the end of its own last work where that is later; a step that no step follows at once (the last
-    one, one before a pause of the recording) ends with its last work. On the CPU the recorder's step marks are
+    work, so that windows never overlap: what a step launched and the device still did then counts in the next
+    one's. A step that no step follows at once (the last one, one before a pause of the recording) ends with its
+    last work. On the CPU the recorder's step marks are
     the windows. A rank that drives several GPUs gives the sum over them.
 
     Work that no step launched (step null in the overlap table) belongs to no row; :func:`outside_steps` tells
@@ -132,5 +133,6 @@ def _windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     # Time between steps that do not follow on one another was not recorded, or is that of a step without work.
     follows = pl.col("from_ns").shift(-1).over(device) == pl.col("to_ns")
     following = pl.when(follows).then(pl.col("start_ns").shift(-1).over(device))
-    on_gpu = stretches.with_columns(pl.max_horizontal("end_ns", following).alias("end_ns"))
+    end = pl.when(following > pl.col("start_ns")).then(following).otherwise("end_ns")
+    on_gpu = stretches.with_columns(end.alias("end_ns"))
     return pl.concat([on_cpu.select(_WINDOW), on_gpu.select(_WINDOW)], how="vertical_relaxed")

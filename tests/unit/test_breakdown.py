@@ -33,7 +33,7 @@ def test_compute_comes_before_communication_before_copies_before_nothing():
     assert parts(run) == [(200, 105, 50, 20, 25, 0)]
 
 
-def test_a_window_reaches_to_the_next_step_or_to_its_own_end():
+def test_a_window_reaches_to_the_next_step_and_the_last_to_its_own_end():
     run = run_of(
         steps=[step(5, 0, 100), step(6, 100, 200), step(7, 200, 300)],
         work=[
@@ -43,8 +43,8 @@ def test_a_window_reaches_to_the_next_step_or_to_its_own_end():
             work("compute", "stream 7", 210, 240, step=7),
         ],
     )
-    # 5: 10..130. 6: 130..220, in which step 7 computes for the last 10. 7: 210..240, whose first 10 are shared.
-    assert parts(run) == [(120, 40, 0, 0, 80, 0), (90, 40, 50, 0, 0, 0), (30, 30, 0, 0, 0, 0)]
+    # 5: 10..130. 6: 130..210: the last 10 of its communication run under step 7's compute. 7: 210..240.
+    assert parts(run) == [(120, 40, 0, 0, 80, 0), (80, 30, 50, 0, 0, 0), (30, 30, 0, 0, 0, 0)]
 
 
 def test_a_step_before_a_pause_ends_with_its_own_work():
