@@ -33,7 +33,8 @@ def bandwidth(run: Run) -> pl.DataFrame:
     """
     n = pl.coalesce("group_size", "num_needed").cast(pl.Int64)
     known = pl.col("payload_bytes").is_not_null() & (pl.col("transfer_ns") > 0) & (n > 0)
-    rate = pl.col("payload_bytes") * 1_000_000_000 // pl.col("transfer_ns")
+    # 9.2 GB times 1e9 ns is more than 64 bits hold.
+    rate = (pl.col("payload_bytes").cast(pl.Int128) * 1_000_000_000 // pl.col("transfer_ns")).cast(pl.Int64)
     return (
         run.collectives.filter(known)
         .sort("start_ns")

@@ -129,12 +129,14 @@ def _causes(run: Run) -> Iterator[tuple[object, ...]]:
     for place, group in ran.partition_by(PLACE, as_dict=True, maintain_order=True).items():
         hidden_by = cover.get(place, intervals.EMPTY)
         device = _device(compute.get(place, run.work.clear()), hidden_by, is_cpu=place[1] == "cpu")
-        accounted_until = -(2**62)
+        # A moment in which collectives of two steps run counts in each of the steps, as in the overlap table.
+        accounted: dict[int | None, int] = {}
         lane_ends: dict[str, int] = {}
         for row in group.iter_rows(named=True):
             start, end = row["start_ns"], row["start_ns"] + row["dur_ns"]
-            own = intervals.union([max(start, accounted_until)], [end])
-            accounted_until = max(accounted_until, end)
+            until = accounted.get(row["step"], start)
+            own = intervals.union([max(start, until)], [end])
+            accounted[row["step"]] = max(until, end)
             exposed = intervals.subtract(own, hidden_by)
             # A call waits at its first kernel.
             waited = intervals.clip(exposed, start, start + (row["wait_ns"] or 0 if row["is_collective"] else 0))

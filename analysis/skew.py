@@ -66,6 +66,11 @@ def skew(run: Run) -> pl.DataFrame:
     one, the order of the collective in the table. `last_rank` is the rank that came last, the one with the least wait;
     it, `transfer_ns` and `wait_ns` are null where a rank of the group is missing or the kind does not bind its ranks.
     """
+    return _met(run).select(pl.col(name).cast(dtype) for name, dtype in SKEW_SCHEMA.items())
+
+
+def _met(run: Run) -> pl.DataFrame:
+    """SKEW_SCHEMA and `match`, which tells one collective from another of the same step, kind and group."""
     matched = _matched(run)
     last = pl.col("rank").sort_by("dur_ns", "rank").first().over("match")
     begin = pl.col("start_ns").min().over("match")
@@ -77,7 +82,6 @@ def skew(run: Run) -> pl.DataFrame:
         .with_columns(begin.alias("begin"))
         .sort("begin", "match", "rank")
         .with_columns(pl.coalesce("seq", pl.struct("begin", "match").rle_id()).alias("seq"))
-        .select(pl.col(name).cast(dtype) for name, dtype in SKEW_SCHEMA.items())
     )
 
 
@@ -118,9 +122,9 @@ def stragglers(run: Run) -> pl.DataFrame:
 
     A collective in which nobody waited longer than the spread of the clocks has no last rank.
     """
-    table = skew(run).drop_nulls("transfer_ns")
+    table = _met(run).drop_nulls("transfer_ns")
     spread = clocks(run)["spread_ns"].max()
-    longest = pl.col("wait_ns").max().over("step", "kind", "group", "seq")
+    longest = pl.col("wait_ns").max().over("match")
     told = table.with_columns(longest.alias("longest")).with_columns((pl.col("longest") > (spread or 0)).alias("told"))
     is_last = pl.col("told") & (pl.col("rank") == pl.col("last_rank"))
     return (
@@ -174,9 +178,8 @@ def _matched(run: Run) -> pl.DataFrame:
 
 
 def _ends(run: Run) -> pl.DataFrame:
-    rows = run.collectives.filter(
-        pl.col("dur_ns").is_not_null(), pl.col("num_matched") > 1, pl.col("kind").is_in(_COMMON_END)
-    )
+    # Without a transfer time it is not certain that the ranks met in this one, and its ends say nothing of clocks.
+    rows = run.collectives.filter(pl.col("transfer_ns").is_not_null(), pl.col("kind").is_in(_COMMON_END))
     return _with_host(run, rows).select(
         "rank", "host", "match", (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns")
     )
