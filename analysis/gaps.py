@@ -72,17 +72,26 @@ def _repaired(repairs: pl.DataFrame) -> str | None:
 
 
 def _unmet(run: Run) -> str | None:
-    """For how many collectives waits and skew are unknown since ranks are missing."""
-    bound = run.collectives.filter(pl.col("kind").is_in(SYMMETRIC))
-    alone = bound.filter(pl.col("num_matched") < pl.col("num_needed")).height
-    if not run.missing_ranks or not alone:
-        return None
-    size = run.world_size or 0
-    which = f"all {alone}" if alone == bound.height else f"{alone} of {bound.height}"
-    return (
-        f"Waits and skew of {which} collectives are unknown: needs {size} of {size} ranks, "
-        f"has {size - len(run.missing_ranks)} (no file of {spans(run.missing_ranks)})."
+    """For how many collectives that ran waits and skew are unknown, and why."""
+    bound = run.collectives.filter(
+        pl.col("kind").is_in(SYMMETRIC), pl.col("dur_ns").is_not_null(), pl.col("num_needed") > 1
     )
+    unmet = bound.filter(pl.col("transfer_ns").is_null())
+    if unmet.is_empty() or run.world_size == 1:
+        return None
+    which = f"all {unmet.height}" if unmet.height == bound.height else f"{unmet.height} of {bound.height}"
+    return f"Waits and skew of {which} collectives are unknown: {_why_unmet(run, unmet)}."
+
+
+def _why_unmet(run: Run, unmet: pl.DataFrame) -> str:
+    few = unmet.filter(pl.col("num_matched") < pl.col("num_needed")).height
+    size = run.world_size or 0
+    if run.missing_ranks and few:
+        here = size - len(run.missing_ranks)
+        return f"needs {size} of {size} ranks, has {here} (no file of {spans(run.missing_ranks)})"
+    if few:
+        return "not all ranks of their groups recorded them"
+    return "the trace does not tell for certain which of them belong together on which ranks"
 
 
 def _outside(run: Run) -> str | None:

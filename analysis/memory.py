@@ -107,11 +107,14 @@ def floor(run: Run) -> pl.DataFrame:
     Columns: rank, stage, num_ranks, component (parameters, gradients, optimizer_state, buffers, total),
     theory_bytes, held_bytes. Theory assumes 2 bytes a parameter and a gradient and 12 bytes of optimizer
     state, and rounds to whole bytes; it has no buffers. Held is measured between steps, when gradients may
-    be gone. Empty without a manifest or for a strategy that claims no stage.
+    be gone. Empty without a manifest, for a strategy that claims no stage, and with tensor parallelism, of which
+    the formula knows nothing.
     """
     manifest = run.manifest
     stage = strategy_stage(manifest.strategy) if manifest is not None else None
     if manifest is None or stage is None or manifest.psi <= 0:
+        return pl.DataFrame(schema=FLOOR_SCHEMA)
+    if any(axis.axis == "tp" and axis.size > 1 for axis in manifest.mesh):
         return pl.DataFrame(schema=FLOOR_SCHEMA)
     ranks = next((axis.size for axis in manifest.mesh if axis.axis == "dp_shard"), manifest.world_size)
     theory = _theory(manifest.psi, ranks, stage)
@@ -183,12 +186,13 @@ def _baseline(rows: pl.DataFrame, manifest: Manifest | None) -> _Baseline:
     rank, device = rows["rank"][0], rows["device"][0]
     held = _held_on(manifest, rank, device)
     freed = -int(rows.filter(pl.col("category") == BEFORE_WINDOW)["delta_bytes"].sum())
+    if held:
+        # Gradients held at the start are the first thing a step frees: do not count them twice.
+        held = {**held, "gradients": max(held["gradients"] - max(freed, 0), 0)}
     total, delta = rows["allocated_bytes"][0], rows["delta_bytes"][0]
     if device != "cpu" and total is not None:
         return _Baseline(held, total - delta - sum(held.values()))
-    # Gradients held at the start are the first thing a step frees: do not count them twice.
-    gradients = held.get("gradients", 0)
-    return _Baseline({**held, "gradients": max(gradients - freed, 0)} if held else {}, max(freed, 0))
+    return _Baseline(held, max(freed, 0))
 
 
 def _held_on(manifest: Manifest | None, rank: int, device: str) -> dict[str, int]:

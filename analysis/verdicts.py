@@ -84,7 +84,7 @@ def verdicts(run: Run) -> list[str]:
 def _volume(run: Run) -> str | None:
     if run.collectives.is_empty():
         return "No collective was found, so there is no communication to account for."
-    walk = ledger.ledger(run)
+    walk = _known_steps(ledger.ledger(run))
     measured = walk.filter(pl.col("term") == "measured")["psi"].drop_nulls()
     if measured.is_empty():
         return _bytes_moved(run)
@@ -95,16 +95,22 @@ def _volume(run: Run) -> str | None:
 
 def _difference(walk: pl.DataFrame, moved: str) -> str:
     """How the measured volume compares with the theory, with the reasons worth naming, as part of a sentence."""
-    one = walk.join(walk.select("rank", "step").head(1), on=["rank", "step"], how="semi")
-    psi: dict[str, float | None] = dict(one.select("term", "psi").iter_rows())
+    psi: dict[str, float | None] = dict(_telling_step(walk).select("term", "psi").iter_rows())
     theory, rest = psi.pop("theory", None), psi.pop("unexplained", None)
-    total = psi.pop("measured")
-    if theory is None or total is None:
+    total = psi.pop("measured", None)
+    if theory is None:
         return "; what it should move is unknown"
+    if total is None or rest is None:
+        return f" at least; how that stands to {theory:.0f}Ψ is unknown, as not all sizes and terms are known"
+    return _reasons(theory, total, rest, psi, moved)
+
+
+def _reasons(theory: float, total: float, rest: float, psi: dict[str, float | None], moved: str) -> str:
+    """The difference of a step all of which is known, by the terms `psi`."""
     named = {term: size for term, size in psi.items() if size is not None and abs(size) >= _WORTH_SAYING}
     clauses = [REASONS.get(term, term) for term in sorted(named, key=lambda term: -abs(named[term]))]
     gap = total - theory
-    if rest is not None and abs(rest) >= _WORTH_SAYING:
+    if abs(rest) >= _WORTH_SAYING:
         return (
             f", where its plan says {total - rest:.2f}Ψ: {rest:+.2f}Ψ stay unexplained (is the strategy's name right?)"
         )
@@ -116,6 +122,19 @@ def _difference(walk: pl.DataFrame, moved: str) -> str:
     if gap > 0 and moved.endswith(".00Ψ"):
         return f", not {theory:.0f}Ψ: {because}"
     return f", {abs(gap):.2f}Ψ {'more' if gap > 0 else 'less'} than {theory:.0f}Ψ because {because}"
+
+
+def _known_steps(walk: pl.DataFrame) -> pl.DataFrame:
+    """The walks of the steps all of whose sizes are known; all walks where there is no such step."""
+    known = walk.filter(pl.col("term") == "measured", pl.col("coverage") == 1.0).select("rank", "step")
+    return walk.join(known, on=["rank", "step"], how="semi") if known.height else walk
+
+
+def _telling_step(walk: pl.DataFrame) -> pl.DataFrame:
+    """The walk of the step that is explained worst: what holds of it holds of all."""
+    unknown_first = pl.col("psi").abs().fill_null(float("inf"))
+    worst = walk.filter(pl.col("term") == "unexplained").sort(unknown_first, descending=True, maintain_order=True)
+    return walk.join(worst.select("rank", "step").head(1), on=["rank", "step"], how="semi", nulls_equal=True)
 
 
 def _bytes_moved(run: Run) -> str:

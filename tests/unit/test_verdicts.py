@@ -187,17 +187,24 @@ def test_repairs_are_counted_with_ranks_and_cut_files_come_first():
 
 
 def test_waits_that_need_missing_ranks_are_said_to_need_them():
-    met = {"num_matched": 2, "num_needed": 2}
+    met = {"num_matched": 2, "num_needed": 2, "transfer_ns": 0}
     alone = {"num_matched": 2, "num_needed": 4}
     rows = [collective("all_gather", "stream 20", n, n + 1, **need) for n, need in enumerate([met, alone, alone])]
     run = run_of(steps=[step(5, 0, 9)], collectives=[*rows, collective("broadcast", "stream 20", 5, 6, **alone)])
-    assert sentence(run, "Waits") is None
+    assert sentence(run, "Waits") == (
+        "Waits and skew of 2 of 3 collectives are unknown: not all ranks of their groups recorded them."
+    )
     run.world_size, run.missing_ranks = 4, [1, 3]
     assert sentence(run, "Waits") == (
         "Waits and skew of 2 of 3 collectives are unknown: needs 4 of 4 ranks, has 2 (no file of ranks 1, 3)."
     )
     run.collectives = run.collectives.filter(pl.col("num_needed") == 2)
     assert sentence(run, "Waits") is None
+    run.collectives = run.collectives.with_columns(pl.lit(None, pl.Int64).alias("transfer_ns"))
+    assert sentence(run, "Waits") == (
+        "Waits and skew of all 1 collectives are unknown: "
+        "the trace does not tell for certain which of them belong together on which ranks."
+    )
 
 
 @pytest.mark.parametrize(("length", "told"), [(1, None), (2, "2 % of the time that devices were busy")])
