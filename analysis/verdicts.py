@@ -107,21 +107,27 @@ def _difference(walk: pl.DataFrame, moved: str) -> str:
 
 def _reasons(theory: float, total: float, rest: float, psi: dict[str, float | None], moved: str) -> str:
     """The difference of a step all of which is known, by the terms `psi`."""
-    named = {term: size for term, size in psi.items() if size is not None and abs(size) >= _WORTH_SAYING}
-    clauses = [REASONS.get(term, term) for term in sorted(named, key=lambda term: -abs(named[term]))]
     gap = total - theory
+    named = {term: size for term, size in psi.items() if size is not None and abs(size) >= _WORTH_SAYING}
+    clauses = _clauses({term: size for term, size in named.items() if size * gap > 0 or abs(gap) < _WORTH_SAYING})
+    against = _clauses({term: size for term, size in named.items() if size * gap < 0 and abs(gap) >= _WORTH_SAYING})
     if abs(rest) >= _WORTH_SAYING:
         return (
             f", where its plan says {total - rest:.2f}Ψ: {rest:+.2f}Ψ stay unexplained (is the strategy's name right?)"
         )
     if not clauses:
         return ", as the lesson says" if abs(gap) < _WORTH_SAYING else f", not {theory:.0f}Ψ"
-    because = " and ".join(clauses)
     if abs(gap) < _WORTH_SAYING:
-        return f", which is {theory:.0f}Ψ although {because}"
+        return f", which is {theory:.0f}Ψ although {clauses}"
+    because = f"{clauses}, although {against}" if against else clauses
     if gap > 0 and moved.endswith(".00Ψ"):
         return f", not {theory:.0f}Ψ: {because}"
     return f", {abs(gap):.2f}Ψ {'more' if gap > 0 else 'less'} than {theory:.0f}Ψ because {because}"
+
+
+def _clauses(terms: dict[str, float]) -> str:
+    """The reasons of these terms, largest first."""
+    return " and ".join(REASONS.get(term, term) for term in sorted(terms, key=lambda term: -abs(terms[term])))
 
 
 def _known_steps(walk: pl.DataFrame) -> pl.DataFrame:

@@ -20,6 +20,7 @@ SCHEMAS = {
     "collectives": COLLECTIVES_SCHEMA,
     "memory": MEMORY_SCHEMA,
     "repairs": REPAIRS_SCHEMA,
+    "ranks": {"rank": pl.Int32, "host": pl.String, "num_events": pl.Int64},
 }
 PLACE = {"rank": 0, "cycle": 0, "device": "cuda:0"}
 

@@ -4,7 +4,7 @@ import polars as pl
 from fakes import SMALL, manifest_of, run_of
 
 from analysis.memory import BASE, FLOOR_SCHEMA, PEAK_SCHEMA, floor, peak, timeline
-from tracekit.read.manifest import Held, RankInfo
+from tracekit.read.manifest import Axis, Held, RankInfo
 
 MIB = 2**20
 
@@ -63,6 +63,18 @@ def test_a_gpu_curve_follows_the_allocators_totals():
     assert frame["allocated_bytes"].to_list() == [8_845_120, 8_844_608]
     assert frame["before_the_window_bytes"].to_list() == [6_740_490, 6_739_978]
     assert frame["reserved_bytes"].to_list() == [10 * MIB, 10 * MIB]
+
+
+def test_gradients_that_a_gpu_held_and_frees_are_not_counted_twice():
+    held = {**HELD, "gradients": 30} if isinstance(HELD, dict) else Held(100, 30, 200, 10)
+    events = [
+        event(1, 50, "activations", total=390, device="cuda:0"),
+        event(2, -30, "before the window", total=360, device="cuda:0"),
+    ]
+    frame = timeline(run_of(with_held(held, device="cuda:0"), memory=events))
+    assert frame["allocated_bytes"].to_list() == [390, 360]
+    assert frame["before_the_window_bytes"].to_list() == [30, 0]
+    assert frame["gradients_bytes"].to_list() == [0, 0]
 
 
 def test_held_bytes_belong_to_the_device_that_was_measured():
@@ -125,6 +137,11 @@ def test_the_floor_is_the_lessons_beside_what_was_held():
 def test_stage_2_keeps_parameters_whole():
     rows = floor(run_of(manifest_of("zero2", SMALL))).filter(pl.col("rank") == 1)
     assert rows["theory_bytes"].to_list() == [48, 24, 144, None, 216]
+
+
+def test_tensor_parallelism_has_no_floor():
+    mesh = [Axis("dp_shard", 2), Axis("tp", 2)]
+    assert floor(run_of(manifest_of("fsdp2-tp", SMALL, ranks=4, mesh=mesh))).is_empty()
 
 
 def test_held_is_unknown_where_it_was_not_measured():

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from fakes import SMALL, collective, common_fixture, manifest_of, parameter, run_of, step, work
 from msgspec.structs import replace
-from test_volume import run_as_planned
+from test_volume import as_planned, run_as_planned
 
 from analysis.verdicts import verdicts
 from tracekit.read.manifest import Held, Precision, RankInfo, StepTimes
@@ -45,7 +45,26 @@ def test_several_reasons_are_named_largest_first():
     text = sentence(run_as_planned(manifest_of("fsdp2", model, units=("a", ""))), "FSDP2")
     # Ψ = 14: root 6 not gathered again, 2 of padding in a gather and a reduction.
     assert text is not None
-    assert "2.86Ψ a step, 0.14Ψ less than 3Ψ because the root unit is not gathered again and dim 0 is padded" in text
+    assert (
+        "2.86Ψ a step, 0.14Ψ less than 3Ψ because the root unit is not gathered again, although dim 0 is padded" in text
+    )
+
+
+def test_the_step_that_is_explained_worst_is_the_one_that_is_told():
+    manifest = manifest_of("zero2-fsdp2", SMALL)
+    calls = [*as_planned(manifest), *as_planned(manifest, number=6)]
+    extra = collective("all_reduce", "stream 20", 0, 1, numel=12, step=6)
+    run = run_of(manifest, steps=[step(5, 0, 100), step(6, 100, 200)], collectives=[*calls, extra])
+    text = sentence(run, "FSDP2")
+    assert text is not None
+    assert "moved 2.00Ψ to 3.00Ψ a step, where its plan says 2.00Ψ: +1.00Ψ stay unexplained" in text
+
+
+def test_nothing_is_compared_where_no_step_is_known_whole():
+    unknown = collective("all_reduce", "stream 20", 0, 1)
+    text = sentence(run_as_planned(manifest_of("zero2-fsdp2", SMALL), unknown), "FSDP2")
+    assert text is not None
+    assert "moved 2.00Ψ a step at least; how that stands to 2Ψ is unknown" in text
 
 
 def test_the_unexplained_is_admitted():

@@ -93,6 +93,14 @@ def test_coverage_says_how_much_of_a_total_is_known():
     assert unknown.select("num_collectives", "numel", "payload_bytes", "coverage").row(0) == (1, None, None, 0.0)
 
 
+def test_a_complete_step_without_collectives_moved_nothing():
+    run = run_as_planned(FSDP2)
+    run.collectives = run.collectives.clear()
+    row = totals(run).row(0, named=True)
+    assert (row["measured_numel"], row["backend_numel"], row["num_collectives"], row["wire_bytes"]) == (0, 0, 0, 0)
+    assert row["plan_numel"] > 0
+
+
 def test_totals_put_theory_plan_measured_and_backend_side_by_side():
     run = run_as_planned(FSDP2)
     emulated = pl.when(pl.col("kind") == "reduce_scatter").then(pl.lit("all_reduce")).otherwise("kind")
