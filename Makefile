@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHECKED := tracekit runners analysis tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types pytest fuzz bench-read browser claims clean
+.PHONY: help setup demo test lint types pytest fuzz bench-read bench-analyse browser claims clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ fuzz: $(STAMP) ## damage traces at random, N (20000) times from SEED (0), and ch
 
 bench-read: $(STAMP) ## time and memory of reading, side by side with HTA and the floor (about ten minutes)
 	$(BIN)/python tests/bench/read.py
+
+bench-analyse: $(STAMP) ## time of analysing eight ranks, side by side with HTA
+	$(BIN)/python tests/bench/analyse.py
 
 claims: $(STAMP) ## answer the lesson's claims from recorded and proved numbers, in docs/claims.md
 	$(BIN)/python -m analysis.claims

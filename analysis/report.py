@@ -35,6 +35,7 @@ TABLES = {
     "collectives": "run.collectives",
     "repairs": "run.repairs",
     "overlap": "analysis.overlap.overlap",
+    "hiders": "analysis.hiders.hiders",
     "breakdown": "analysis.breakdown.breakdown",
     "blame": "analysis.blame.blame",
     "bound": "analysis.blame.bound",

@@ -290,7 +290,7 @@ _SECTIONS: list[tuple[Any, ...]] = [
             "at the same time counts in each of its rows. Click a bar to follow its layer through the page."
         ),
         _overlap,
-        {"overlap": "Overlap of every rank, step, layer, phase and kind"},
+        {"overlap": "Overlap of every rank, step, layer, phase and kind", "hiders": "What hid each collective"},
     ),
     (
         "blame",

@@ -35,6 +35,7 @@ TABLES = (
     Table("allocations", "run.memory", "every allocation and release, as recorded"),
     Table("repairs", "run.repairs", "what was wrong with the files, and what was done about it"),
     Table("overlap", "analysis.overlap.overlap", "which communication was hidden behind compute", groups=True),
+    Table("hiders", "analysis.hiders.hiders", "which compute hid each piece of communication"),
     Table("breakdown", "analysis.breakdown.breakdown", "what each step's time was spent on, to the nanosecond"),
     Table("volume", "analysis.volume.volume", "what each step sent, beside what it should send", groups=True),
     Table("totals", "analysis.volume.totals", "each step's volume: theory, plan, measured, and what the backend did"),
