@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LANE_HEIGHT = 22
 BAR_STEP = 24
-WALK_STEP = 34
 #: Left of the plot in a timeline, where its two parts must line up.
 LANE_LABELS = 132
 
@@ -56,65 +55,6 @@ def volume(frame: pl.DataFrame, top: float | None = None) -> alt.LayerChart:
         alt.Chart(frame).mark_text(align="left", dx=6, fontWeight=600).encode(y=y, x="max(total_psi):Q", text="label:N")
     )
     return parts.sized(alt.layer(bars, totals), height=34 * frame["source"].n_unique())
-
-
-def waterfall(frame: pl.DataFrame, top: float | None = None) -> alt.LayerChart:
-    """The way from theory to the trace: a bar a term, from the level before it to the level after, in Ψ.
-
-    Columns: row (the term, broken into lines), term, order, way (what kind of step it is: its colour), from_psi,
-    to_psi, psi, numel, payload_bytes, label.
-    """
-    import altair as alt
-    import polars as pl
-
-    highest = top or frame.select(pl.max_horizontal("from_psi", "to_psi").max()).item() or 1.0
-    # The first of two lines goes above the middle of the bar.
-    several: Any = {"condition": {"test": "indexof(datum.label, '¦') > 0", "value": "bottom"}, "value": "middle"}
-    lines = alt.Axis(labelExpr="split(datum.label, '¦')", labelBaseline=several)
-    y = alt.Y("row:N", title=None, sort=alt.EncodingSortField("order", op="min"), axis=lines)
-    x = alt.X("from_psi:Q", title="multiples of Ψ", scale=parts.domain(highest * 1.03))
-    walked = frame.filter((pl.col("psi") != 0) | (pl.col("way") == "total"))["way"]
-    base = alt.Chart(frame).encode(y=y)
-    bars = base.mark_bar(height={"band": 0.62}).encode(
-        x=x,
-        x2="to_psi:Q",
-        color=alt.Color("way:N", scale=parts.colours(style.LEDGER, walked)),
-        tooltip=[
-            alt.Tooltip("term:N"),
-            alt.Tooltip("psi:Q", title="Ψ", format="+.4f"),
-            alt.Tooltip("numel:Q", title="elements × passes", format=",.6~r"),
-            alt.Tooltip("payload_bytes:Q", title="payload bytes", format=",.0f"),
-        ],
-    )
-    # Where a step ends is seen even when it is too short for a bar.
-    levels = base.mark_tick(color=style.INK, thickness=1.5, bandSize=20).encode(x="to_psi:Q")
-    return parts.sized(alt.layer(bars, levels, *_amounts(frame, y, highest)), height=WALK_STEP * frame.height)
-
-
-def _amounts(frame: pl.DataFrame, y: Any, highest: float) -> list[alt.Chart]:
-    """The labels of a waterfall where there is room: in long totals, before a bar in the right half, else behind it."""
-    import altair as alt
-    import polars as pl
-
-    low, high = pl.min_horizontal("from_psi", "to_psi"), pl.max_horizontal("from_psi", "to_psi")
-    inside = (pl.col("way") == "total") & (high > highest * 0.3)
-    before = (pl.col("way") != "total") & (low > highest * 0.5)
-    placed = frame.with_columns(
-        place=pl.when(inside).then(pl.lit("in")).when(before).then(pl.lit("before")).otherwise(pl.lit("behind")),
-        at=pl.when(before).then(low).otherwise(high),
-    )
-    marks: dict[str, tuple[Any, int, str]] = {
-        "in": ("right", -7, "white"),
-        "before": ("right", -7, style.INK),
-        "behind": ("left", 7, style.INK),
-    }
-    return [
-        alt.Chart(rows)
-        .mark_text(align=align, dx=dx, color=colour, fontWeight=600)
-        .encode(y=y, x="at:Q", text="label:N")
-        for place, (align, dx, colour) in marks.items()
-        if not (rows := placed.filter(pl.col("place") == place)).is_empty()
-    ]
 
 
 def overlap(frame: pl.DataFrame, top: float | None = None) -> alt.Chart:

@@ -7,16 +7,15 @@ in `note`.
 
 from __future__ import annotations
 
-import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
 from analysis import drawing, style
 from analysis.blame import ADVICE, blame
 from analysis.breakdown import breakdown
+from analysis.complete import of_complete_steps
 from analysis.drawing import layer_label, mib, ms
-from analysis.ledger import MEASURED, THEORY, UNEXPLAINED, ledger
 from analysis.memory import floor, peak, timeline
 from analysis.overlap import overlap
 from analysis.skew import skew
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
 
 MAX_BARS = 48
 MAX_CURVES = 8
-
-#: Between the lines of a term; a line feed would be spelt out.
-BREAK = "¦"
-
-# Letters of a term in a line beside its bar, and the least part of Ψ that two decimals show.
-_TERM_WIDTH, _SHOWN_PSI = 24, 0.005
 
 _PHASES = {"forward": 0, "backward": 1, "optimizer": 2, "other": 3}
 _PARTS = {
@@ -54,8 +47,8 @@ class Drawn(NamedTuple):
 
 def volume_rows(run: Run) -> Drawn:
     """Theory, plan, measured and, where it differs, what the backend ran: the mean complete step of a rank."""
-    measured = _complete(run, volume(run))
-    ran = _complete(run, backend(run)).rename({"kind": "asked", "backend_kind": "kind"})
+    measured = of_complete_steps(run, volume(run))
+    ran = of_complete_steps(run, backend(run)).rename({"kind": "asked", "backend_kind": "kind"})
     steps = measured.select("rank", "step").unique().height
     parts = [
         _theory(run),
@@ -80,63 +73,10 @@ def volume_rows(run: Run) -> Drawn:
     )
 
 
-def ledger_rows(run: Run) -> Drawn:
-    """The way from theory to the trace as bars from level to level in Ψ: the mean complete step of a rank.
-
-    Empty where the theory or what was measured is unknown; without a bar for the unexplained where only that is.
-    """
-    table = ledger(run)
-    steps = table.filter(pl.col("term") == MEASURED).height
-    means = table.group_by("term", maintain_order=True).agg(
-        (pl.col("numel").sum() / max(steps, 1)).alias("numel"),
-        (pl.col("psi").sum() / max(steps, 1)).alias("psi"),
-        (pl.col("payload_bytes").sum() / max(steps, 1)).alias("payload_bytes"),
-        pl.col("numel").null_count().alias("unknown"),
-    )
-    known = means.filter(pl.col("unknown") == 0, pl.col("psi").is_not_null())
-    if not {THEORY, MEASURED} <= set(known["term"]) or run.psi is None:
-        return Drawn(_bars(known.clear()))
-    places = {THEORY: 0, MEASURED: 2, UNEXPLAINED: 3}
-    # Terms that not every step has come late in the table; the sum does not depend on their order.
-    rows = known.with_columns(place=pl.col("term").replace_strict(places, default=1, return_dtype=pl.Int64))
-    rows = rows.sort("place", maintain_order=True).filter((pl.col("numel") != 0) | (pl.col("place") != 1))
-    note = ""
-    if UNEXPLAINED not in set(rows["term"]):
-        note = "What is unexplained cannot be told: the sizes of some collectives, or what was planned, are unknown."
-    return Drawn(_bars(rows), note)
-
-
-def _bars(rows: pl.DataFrame) -> pl.DataFrame:
-    """Bars of the walk: totals from 0, terms from where the one before ended, the unexplained up to the measured."""
-    is_total = pl.col("term").is_in([THEORY, MEASURED])
-    moved = pl.when(pl.col("term") == MEASURED).then(0.0).otherwise("psi").cum_sum()
-    colour = (
-        pl.when(is_total)
-        .then(pl.lit("total"))
-        .when(pl.col("term") == UNEXPLAINED)
-        .then(pl.lit(UNEXPLAINED))
-        .when(pl.col("psi") > 0)
-        .then(pl.lit("more than the theory"))
-        .otherwise(pl.lit("less than the theory"))
-    )
-    return rows.with_row_index("order").select(
-        pl.col("term").map_elements(lambda term: BREAK.join(textwrap.wrap(term, _TERM_WIDTH)), pl.String).alias("row"),
-        "term",
-        pl.col("order").cast(pl.Int64),
-        colour.alias("way"),
-        pl.when(is_total).then(0.0).otherwise(moved - pl.col("psi")).alias("from_psi"),
-        pl.when(is_total).then("psi").otherwise(moved).alias("to_psi"),
-        "psi",
-        "numel",
-        "payload_bytes",
-        pl.struct("psi", "numel", is_total.alias("total")).map_elements(_amount, pl.String).alias("label"),
-    )
-
-
 def overlap_rows(run: Run) -> Drawn:
     """Hidden and exposed ms a step of each rank, layer and phase that communicates."""
     by = ("rank", "step", "layer", "phase")
-    table = _complete(run, overlap(run, by=by)).filter(pl.col("comm_ns") > 0)
+    table = of_complete_steps(run, overlap(run, by=by)).filter(pl.col("comm_ns") > 0)
     steps = table.group_by("rank").agg(pl.col("step").n_unique().alias("steps"))
     layer = layer_label()
     means = (
@@ -174,8 +114,8 @@ def breakdown_rows(run: Run) -> Drawn:
 
 def blame_rows(run: Run) -> Drawn:
     """Exposed ms of the mean complete step of a rank, by cause and kind."""
-    table = _complete(run, blame(run))
-    steps = _complete(run, breakdown(run)).height
+    table = of_complete_steps(run, blame(run))
+    steps = of_complete_steps(run, breakdown(run)).height
     causes = list(ADVICE)
     rows = (
         table.with_columns(kind=pl.col("kind").fill_null("other"))
@@ -193,7 +133,7 @@ def blame_rows(run: Run) -> Drawn:
 
 def waiting_rows(run: Run) -> Drawn:
     """Transfer and waiting of each rank's matched collectives, in ms of the mean complete step."""
-    table = _complete(run, skew(run).drop_nulls("transfer_ns"))
+    table = of_complete_steps(run, skew(run).drop_nulls("transfer_ns"))
     steps = pl.col("step").n_unique()
     rows = (
         table.group_by("rank")
@@ -213,7 +153,7 @@ def comparison_rows(runs: list[Run]) -> Drawn:
     """The parts of each run's mean complete step."""
     parts: list[pl.DataFrame] = []
     for order, (run, name) in enumerate(zip(runs, run_names(runs), strict=True)):
-        table = _complete(run, breakdown(run))
+        table = of_complete_steps(run, breakdown(run))
         mean = table.select(pl.col("step_ns", *_PARTS).mean())
         labelled = mean.with_columns(run=pl.lit(name), order=pl.lit(order, pl.Int64))
         parts.append(_parts(labelled, ["run", "order", "step_ns"]).drop("step_ns"))
@@ -284,28 +224,9 @@ def run_names(runs: list[Run]) -> list[str]:
     ]
 
 
-def _amount(row: dict[str, Any]) -> str:
-    """A term in Ψ with its sign, in elements where two decimals of Ψ would show nothing."""
-    if row["total"]:
-        return f"{row['psi']:.2f}Ψ"
-    if row["numel"] == 0:
-        return "0"
-    if abs(row["psi"]) >= _SHOWN_PSI:
-        return f"{row['psi']:+.2f}Ψ".replace("-", "−")
-    elements = f"{row['numel']:+,.6g}".replace("-", "−")
-    return f"{elements} element{'' if abs(row['numel']) == 1 else 's'}"
-
-
 def _written(column: str, form: str) -> pl.Expr:
     """The numbers of a column as text."""
     return pl.col(column).map_elements(form.format, return_dtype=pl.String)
-
-
-def _complete(run: Run, table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of complete steps; all of them where no step is complete."""
-    whole = run.steps.filter("complete").select("rank", "step").unique()
-    found = table.join(whole, on=["rank", "step"], how="semi", nulls_equal=True)
-    return found if not found.is_empty() else table
 
 
 def _theory(run: Run) -> pl.DataFrame:

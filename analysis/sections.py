@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import charts, frames, lanes, words
+from analysis import charts, frames, lanes, waterfall, words
 from tracekit.export.text import plain_line
 
 if TYPE_CHECKING:
@@ -143,12 +143,12 @@ def _volume(runs: list[Analysed]) -> list[list[Figure]]:
 
 
 def _ledger(runs: list[Analysed]) -> list[Figure]:
-    drawn = [frames.ledger_rows(run.run) for run in runs]
+    drawn = [waterfall.rows(run.run) for run in runs]
     empty = "Without Ψ and a strategy that the lesson knows there is no theory from which to walk to the trace."
     top = _highest(each.rows[end] for each in drawn for end in ("from_psi", "to_psi"))
     label = "From theory to the trace"
     return [
-        _figure(f"ledger-{i}", label, charts.waterfall, each, empty, caption=label, top=top)
+        _figure(f"ledger-{i}", label, waterfall.chart, each, empty, caption=label, top=top)
         for i, each in enumerate(drawn)
     ]
 

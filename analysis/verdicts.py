@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import ledger, memory, overlap, volume
+from analysis.complete import of_complete_steps
 from analysis.gaps import gaps
 from tracekit.export.text import plain
 from tracekit.model.buckets import ROOT
@@ -166,7 +167,7 @@ def _steps(run: Run) -> str:
 
 def _hidden(run: Run) -> str:
     """The hidden share of all communication time."""
-    table = _complete(run, overlap.overlap(run, by=["rank", "step"]))
+    table = of_complete_steps(run, overlap.overlap(run, by=["rank", "step"]))
     comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
     if not comm:
         return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
@@ -181,7 +182,7 @@ def _backend(run: Run) -> str | None:
         return None
     name = plain(run.manifest.backend) if run.manifest and run.manifest.backend else "The backend"
     what = " and ".join(f"{plain(kind)} as {plain(did)}" for kind, did in swaps.iter_rows())
-    moved = _complete(run, volume.totals(run))["backend_psi"].drop_nulls()
+    moved = of_complete_steps(run, volume.totals(run))["backend_psi"].drop_nulls()
     extra = f", so {_number(moved.mean()):.2f}Ψ a step really crossed" if moved.len() else ""
     return f"{name} ran {what}{extra}."
 
@@ -200,16 +201,16 @@ def _exposed(run: Run) -> str | None:
     """How much of a step is exposed communication, and where most of it is."""
     from analysis.breakdown import breakdown
 
-    steps = _complete(run, breakdown(run))
+    steps = of_complete_steps(run, breakdown(run))
     # Like the parts below, by the step that launched it; a breakdown cuts at the step's end instead.
-    launched = _complete(run, overlap.overlap(run, by=["rank", "step"]))
+    launched = of_complete_steps(run, overlap.overlap(run, by=["rank", "step"]))
     length, exposed = _number(steps["step_ns"].sum()), _number(launched["exposed_ns"].sum())
     if not length or not exposed:
         return None
     mean = exposed / steps.height
     share = f"Exposed communication took {_time(mean)} of a step of {_time(length / steps.height)}"
     groups = (
-        _complete(run, overlap.overlap(run, by=["rank", "step", "kind", "layer", "phase"]))
+        of_complete_steps(run, overlap.overlap(run, by=["rank", "step", "kind", "layer", "phase"]))
         .drop_nulls("kind")
         .group_by("kind", "layer", "phase")
         .agg(pl.col("exposed_ns").sum())
@@ -251,12 +252,6 @@ def _overhead(run: Run) -> str | None:
 def _subject(run: Run) -> str:
     strategy = run.manifest.strategy if run.manifest else None
     return "The run" if strategy is None else NAMES.get(strategy, plain(strategy))
-
-
-def _complete(run: Run, table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of complete steps; all rows where the run has no step that is complete."""
-    steps = run.steps.filter("complete").select("rank", "step").unique()
-    return table.join(steps, on=["rank", "step"], how="semi", nulls_equal=True) if steps.height else table
 
 
 def _number(value: Any) -> float:

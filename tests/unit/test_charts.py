@@ -8,16 +8,17 @@ from fake_runs import US, empty_run, fake_run
 from fakes import SMALL, collective, manifest_of, parameter
 from test_volume import run_as_planned
 
-from analysis import charts, drawing, frames, lanes, style
+from analysis import charts, drawing, frames, lanes, style, waterfall
 
 ROWS = {
     "volume": frames.volume_rows,
-    "waterfall": frames.ledger_rows,
+    "waterfall": waterfall.rows,
     "overlap": frames.overlap_rows,
     "timeline": lanes.timeline_rows,
     "breakdown": frames.breakdown_rows,
     "peak": frames.peak_rows,
 }
+CHARTS = {name: waterfall.chart if name == "waterfall" else getattr(charts, name) for name in ROWS}
 
 
 def spec(chart):
@@ -34,12 +35,12 @@ def parameters(chart):
 def test_every_chart_is_valid_on_every_run(name, run):
     drawn = ROWS[name](run)
     assert drawn.rows.is_empty() == (run.name == "empty")
-    spec(getattr(charts, name)(drawn.rows))
+    spec(CHARTS[name](drawn.rows))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_one_row_is_enough(name):
-    spec(getattr(charts, name)(ROWS[name](fake_run()).rows.head(1)))
+    spec(CHARTS[name](ROWS[name](fake_run()).rows.head(1)))
 
 
 def test_memory_and_comparison_on_every_run():
@@ -52,7 +53,7 @@ def test_memory_and_comparison_on_every_run():
 def test_charts_share_their_selections():
     run = fake_run()
     for name in ("overlap", "timeline", "breakdown", "peak"):
-        assert {"pick_layer", "pick_rank"} <= parameters(getattr(charts, name)(ROWS[name](run).rows))
+        assert {"pick_layer", "pick_rank"} <= parameters(CHARTS[name](ROWS[name](run).rows))
     curves = frames.memory_rows(run)
     assert {"pick_rank"} <= parameters(charts.memory(curves.rows, curves.floor_mib, curves.peaks))
     assert "zoom" in parameters(charts.timeline(lanes.timeline_rows(run).rows))
@@ -60,7 +61,7 @@ def test_charts_share_their_selections():
 
 def test_the_same_run_draws_the_same_chart():
     for name, rows in ROWS.items():
-        first, second = (spec(getattr(charts, name)(rows(fake_run()).rows)) for _ in range(2))
+        first, second = (spec(CHARTS[name](rows(fake_run()).rows)) for _ in range(2))
         assert first == second
 
 
@@ -76,7 +77,7 @@ def test_names_are_data_and_never_expressions():
         return [without_data(value) for value in node] if isinstance(node, list) else node
 
     for name in ("overlap", "timeline"):
-        assert odd not in str(without_data(spec(getattr(charts, name)(ROWS[name](run).rows))))
+        assert odd not in str(without_data(spec(CHARTS[name](ROWS[name](run).rows))))
 
 
 def test_volume_is_a_mean_step_of_a_rank_in_psi():
@@ -107,7 +108,7 @@ WALK = ["term", "way", "numel", "label"]
 def test_the_walk_goes_from_level_to_level():
     # Psi = 24, of which 8 in the root: 72 - 8 elements, and 12 * 2 that no plan knows.
     extra = collective("all_reduce", "stream 20", 0, 1, numel=12, phase="backward")
-    rows = frames.ledger_rows(run_as_planned(manifest_of("fsdp2", SMALL), extra)).rows
+    rows = waterfall.rows(run_as_planned(manifest_of("fsdp2", SMALL), extra)).rows
     assert rows.select(WALK).rows() == [
         ("theory", "total", 72, "3.00Ψ"),
         ("root unit not gathered again", "less than the theory", -8, "−0.33Ψ"),
@@ -116,7 +117,7 @@ def test_the_walk_goes_from_level_to_level():
     ]
     levels = [(round(24 * low), round(24 * high)) for low, high in rows.select("from_psi", "to_psi").iter_rows()]
     assert levels == [(0, 72), (72, 64), (0, 88), (64, 88)]
-    assert rows["row"][1] == f"root unit not gathered{frames.BREAK}again"
+    assert rows["row"][1] == f"root unit not gathered{waterfall.BREAK}again"
 
 
 def test_a_walk_is_the_mean_of_steps_and_tells_small_terms_in_elements():
@@ -126,7 +127,7 @@ def test_a_walk_is_the_mean_of_steps_and_tells_small_terms_in_elements():
     second = run.collectives.filter(pl.col("phase") != "optimizer").with_columns(pl.lit(6, pl.Int64).alias("step"))
     run.steps, run.collectives = pl.concat([run.steps, later]), pl.concat([run.collectives, second])
     # The norm's 1 * 2 elements in one of two steps.
-    rows = frames.ledger_rows(run).rows
+    rows = waterfall.rows(run).rows
     assert rows.select(WALK).rows() == [
         ("theory", "total", 4040, "2.00Ψ"),
         ("norm and loss all-reduces beyond the plan", "more than the theory", 1, "+1 element"),
@@ -136,21 +137,21 @@ def test_a_walk_is_the_mean_of_steps_and_tells_small_terms_in_elements():
 
 
 def test_a_walk_needs_a_theory_and_says_when_the_end_is_unknown():
-    assert frames.ledger_rows(run_as_planned(manifest_of("unheard of", SMALL))).rows.is_empty()
+    assert waterfall.rows(run_as_planned(manifest_of("unheard of", SMALL))).rows.is_empty()
     run = run_as_planned(manifest_of("zero2-fsdp2", SMALL), collective("broadcast", "stream 20", 0, 1))
-    drawn = frames.ledger_rows(run)
+    drawn = waterfall.rows(run)
     assert drawn.rows["term"].to_list() == ["theory", "measured"]
     assert "What is unexplained cannot be told" in drawn.note
 
 
 def test_the_amounts_of_a_walk_stand_where_there_is_room():
-    rows = frames.ledger_rows(run_as_planned(manifest_of("fsdp2", SMALL))).rows
-    texts = [layer for layer in spec(charts.waterfall(rows))["layer"] if layer["mark"]["type"] == "text"]
+    rows = waterfall.rows(run_as_planned(manifest_of("fsdp2", SMALL))).rows
+    texts = [layer for layer in spec(waterfall.chart(rows))["layer"] if layer["mark"]["type"] == "text"]
     assert [(text["mark"]["align"], text["mark"]["color"]) for text in texts] == [
         ("right", "white"),
         ("right", style.INK),
     ]
-    short = charts.waterfall(rows, top=30.0)
+    short = waterfall.chart(rows, top=30.0)
     texts = [layer for layer in spec(short)["layer"] if layer["mark"]["type"] == "text"]
     assert [text["mark"]["align"] for text in texts] == ["left"]
 
