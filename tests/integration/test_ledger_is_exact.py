@@ -56,6 +56,8 @@ OPTIONS = [
     ("zero3-deepspeed", ("--persistence-numel", "0", "--micro-batches", "2")),
     ("zero3-deepspeed", ("--max-reuse-numel", "1000000000", *ODD, *CLIP)),
     ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--bucket-numel", "900")),
+    ("zero3-deepspeed", ("--activation-checkpointing", "--prefetch-numel", "600")),
+    ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--prefetch-numel", "600")),
     ("fsdp1", (*ODD, *NO_SYNC, "--clip-grad-norm", "0.5", "--forward-prefetch", "1")),
     ("fsdp1", ("--compile", "blocks")),
     ("fsdp1", ("--compile", "model")),

@@ -268,6 +268,34 @@ def test_stage_3_gathers_what_it_recomputes_but_for_the_last_module():
     assert backward == ["out", "v", "q", "k", "k", "q", "emb"]
 
 
+def test_stage_3_enters_a_block_and_its_wrapper_and_recomputes_the_block_alone():
+    block = [parameter(f"layers.0.{name}.weight", 10, layer="layers.0") for name in ("q", "k")]
+    order = visits([*MODEL[:1], *block, *MODEL[3:]], ["layers.0"])
+    entered = {phase: [visit.module for visit in order if visit.phase == phase] for phase in ("forward", "backward")}
+    around, first, last = ["layers.0", "layers.0"], "layers.0.q", "layers.0.k"
+    assert entered["forward"] == ["", "emb", *around, first, last, "out"]
+    assert entered["backward"] == ["", "out", *around, last, "layers.0", first, last, first, "emb"]
+    # Each module that is entered gathers ahead, while its own parameters are not there yet, be it a wrapper.
+    made = fetches(order, Limits(prefetch=5, reuse=0, live=10**9, persistence=0))
+    assert [(fetch.module, [one.name for one in fetch.parameters]) for fetch in made if fetch.phase == "forward"] == [
+        ("", ["emb.weight"]),
+        ("emb", ["layers.0.q.weight"]),
+        ("layers.0", ["layers.0.k.weight"]),
+        ("layers.0", ["out.weight"]),
+        ("layers.0.q", ["emb.weight"]),
+    ]
+
+
+def test_stage_3_frees_frozen_parameters_with_the_module_that_recomputed_them():
+    names = ("q", "k", "v")
+    block = [parameter(f"layers.0.{name}.weight", 10, layer="layers.0", requires_grad=name != "q") for name in names]
+    order = visits([*MODEL[:1], *block, *MODEL[3:]], ["layers.0"])
+    # Everything but q stays, for its later use; q is gathered again for its own backward.
+    made = fetches(order, Limits(prefetch=0, reuse=10**9, live=10**9, persistence=0))
+    backward = [fetch.module for fetch in made if fetch.phase == "backward"]
+    assert backward == ["layers.0.q"]
+
+
 def test_stage_3_counts_recomputation_beyond_the_theory():
     options = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, "activation_checkpointing": True}
     options["stage3_param_persistence_threshold"] = 0

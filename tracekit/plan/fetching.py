@@ -6,7 +6,8 @@ order of modules is known.
 
 Entering a module gathers its own parameters, if they are not there, and then as many of the next ones in order as the
 prefetch bucket holds, be they of the backward. Leaving it frees them, unless they are used again within
-`max_reuse_distance` elements or the prefetcher has passed over a later use while they were there.
+`max_reuse_distance` elements or the prefetcher has passed over a later use while they were there. What is frozen and
+used to recompute a block stays until the module is left whose backward asked for it, and is freed then in any case.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from tracekit.read.manifest import Parameter
 
@@ -50,19 +51,21 @@ def visits(forward: Sequence[Parameter], recomputed: Sequence[str] = ()) -> list
     """The modules of one forward and backward, containers included, for parameters in the order of their use.
 
     Blocks that are `recomputed` run forward again in backward, once their last module with a saved input has been
-    entered; recomputing stops before that module is left.
+    entered; recomputing stops before that module is left. What wraps such a block to recompute it is a module too, and
+    is not entered for the second run.
     """
     own: dict[str, list[Parameter]] = {}
     for parameter in forward:
         own.setdefault(parameter.name.rpartition(".")[0], []).append(parameter)
-    backward = _entered(list(own)[::-1], own, "backward")
-    for block in recomputed:
-        again = [leaf for leaf in own if leaf.startswith(f"{block}.")]
-        if again:
-            last = next(place for place, visit in enumerate(backward) if visit.module == again[-1])
-            backward[last] = backward[last]._replace(held=True)
-            backward[last + 1 : last + 1] = _entered(again, own, "backward")
-    return [*_entered(list(own), own, "forward"), *backward]
+    leaves = {block: [leaf for leaf in own if leaf.startswith(f"{block}.")] for block in recomputed}
+    wrapped = {block: again for block, again in leaves.items() if again}
+    backward = _wrapped(_entered(list(own)[::-1], own, "backward"), wrapped)
+    for block, again in wrapped.items():
+        last = next(place for place, visit in enumerate(backward) if visit.module == again[-1])
+        backward[last] = backward[last]._replace(held=True)
+        inside = [visit for visit in _entered(again, own, "backward") if f"{visit.module}.".startswith(f"{block}.")]
+        backward[last + 1 : last + 1] = inside
+    return [*_wrapped(_entered(list(own), own, "forward"), wrapped), *backward]
 
 
 def fetches(order: Sequence[Visit], limits: Limits) -> list[Fetch]:
@@ -77,6 +80,8 @@ def played(order: Sequence[Visit], limits: Limits) -> Iterator[tuple[list[Fetch]
     persistent = {name for name, numel in numels.items() if numel < limits.persistence}
     there, last_seen = set(persistent), dict.fromkeys(numels, -1)
     live = 0
+    holder: str | None = None
+    borrowed: list[Parameter] = []
     for step, visit in enumerate(order):
         done: list[Fetch] = []
         needed = [parameter for parameter in visit.parameters if parameter.name not in there]
@@ -97,12 +102,25 @@ def played(order: Sequence[Visit], limits: Limits) -> Iterator[tuple[list[Fetch]
                 numel += parameter.numel
         live += _gather(done, visit, ahead, there)
         yield done, live
-        for parameter in () if visit.held else visit.parameters:
-            passed_over = last_seen[parameter.name] > step + 1
-            if parameter.name in persistent or passed_over or _reused(order[step + 1 :], parameter, limits.reuse):
-                continue
-            there.discard(parameter.name)
-            live -= parameter.numel
+        if visit.held:
+            holder = visit.module
+            continue
+        frozen = [parameter for parameter in visit.parameters if holder and not parameter.requires_grad]
+        borrowed += frozen
+        free = [
+            parameter
+            for parameter in visit.parameters
+            if parameter not in frozen
+            and last_seen[parameter.name] <= step + 1
+            and not _reused(order[step + 1 :], parameter, limits.reuse)
+        ]
+        if visit.module == holder:
+            free += borrowed
+            holder, borrowed = None, []
+        for parameter in free:
+            if parameter.name in there and parameter.name not in persistent:
+                there.discard(parameter.name)
+                live -= parameter.numel
 
 
 def _entered(leaves: Iterable[str], own: dict[str, list[Parameter]], phase: str) -> list[Visit]:
@@ -117,6 +135,12 @@ def _entered(leaves: Iterable[str], own: dict[str, list[Parameter]], phase: str)
                 continue
             entered.setdefault(name, Visit(name, phase, tuple(own.get(name, ()))))
     return list(entered.values())
+
+
+def _wrapped(order: list[Visit], blocks: Container[str]) -> list[Visit]:
+    """With the wrapper around each of these blocks, which goes by the same name, entered right before it."""
+    around = [[visit._replace(parameters=())] if visit.module in blocks else [] for visit in order]
+    return [entered for wrapper, visit in zip(around, order, strict=True) for entered in (*wrapper, visit)]
 
 
 def _gather(done: list[Fetch], visit: Visit, parameters: list[Parameter], there: set[str]) -> int:
