@@ -209,6 +209,15 @@ def test_an_exception_after_the_window_leaves_it_complete(tmp_path, record):
     assert the_trace(tmp_path / "run")["complete"]
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT as a shell in the foreground leaves it; what is started in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_inside_the_window(tmp_path, record, number, error):
     before = signal.getsignal(number)
