@@ -54,6 +54,7 @@ OPTIONS = [
     ("zero2", ("--grad-path", "reduce-to-owner")),
     ("zero2", ("--bucket-numel", "600", "--micro-batches", "2", "--grad-accum-dtype", "float32")),
     ("zero3-deepspeed", ("--persistence-numel", "0", "--micro-batches", "2")),
+    ("zero3-deepspeed", ("--persistence-numel", "256")),
     ("zero3-deepspeed", ("--max-reuse-numel", "1000000000", *ODD, *CLIP)),
     ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--bucket-numel", "900")),
     ("zero3-deepspeed", ("--activation-checkpointing", "--prefetch-numel", "600")),

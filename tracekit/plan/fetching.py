@@ -77,7 +77,7 @@ def played(order: Sequence[Visit], limits: Limits) -> Iterator[tuple[list[Fetch]
     """Step by step, what is gathered on entering a module, and how many elements are there before it is left."""
     queue = deque((parameter, step) for step, visit in enumerate(order) for parameter in visit.parameters)
     numels = {parameter.name: parameter.numel for visit in order for parameter in visit.parameters}
-    persistent = {name for name, numel in numels.items() if numel < limits.persistence}
+    persistent = {name for name, numel in numels.items() if numel <= limits.persistence}
     there, last_seen = set(persistent), dict.fromkeys(numels, -1)
     live = 0
     holder: str | None = None

@@ -5,7 +5,7 @@ Source: DeepSpeed 0.19.8, runtime/zero/stage3.py (`__avg_scatter_grads`, `_post_
 tracekit.plan.fetching names.
 
 - Each parameter is padded to a multiple of the ranks, by itself.
-- What lies below the persistence threshold stays gathered, and is gathered once a step after the optimizer, one
+- What is not above the persistence threshold stays gathered, and is gathered once a step after the optimizer, one
   parameter a call.
 - Small models may be prefetched as a whole before backward begins, and then gather nothing there.
 - Checkpointed blocks gather again what they recompute; that is beyond the lesson's 3Ψ.
@@ -131,7 +131,7 @@ def _reductions(manifest: Manifest, micro_batch: int) -> Iterator[Call]:
 def persistent(manifest: Manifest) -> list[Parameter]:
     """Parameters that are so small that they stay gathered."""
     limit = _limits(manifest).persistence
-    kept = [parameter for parameter in own_parameters(manifest) if parameter.numel < limit]
+    kept = [parameter for parameter in own_parameters(manifest) if parameter.numel <= limit]
     return kept if axis_size(manifest) > 1 else []
 
 
