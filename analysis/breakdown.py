@@ -127,12 +127,12 @@ def _windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
         .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
         .group_by("rank", "cycle", "device", "step", "from_ns", "to_ns")
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-        .sort("rank", "cycle", "device", "from_ns", "step")
+        .sort("rank", "cycle", "device", "start_ns", "step")
     )
     device = ["rank", "cycle", "device"]
     # Time between steps that do not follow on one another was not recorded, or is that of a step without work.
     follows = pl.col("from_ns").shift(-1).over(device) == pl.col("to_ns")
-    following = pl.when(follows).then(pl.col("start_ns").shift(-1).over(device))
-    end = pl.when(following > pl.col("start_ns")).then(following).otherwise("end_ns")
+    following = pl.col("start_ns").shift(-1).over(device)
+    end = pl.when(follows).then(following).otherwise(pl.min_horizontal("end_ns", following))
     on_gpu = stretches.with_columns(end.alias("end_ns"))
     return pl.concat([on_cpu.select(_WINDOW), on_gpu.select(_WINDOW)], how="vertical_relaxed")

@@ -74,7 +74,7 @@ def _repaired(repairs: pl.DataFrame) -> str | None:
 def _unmet(run: Run) -> str | None:
     """For how many collectives that ran waits and skew are unknown, and why."""
     bound = run.collectives.filter(
-        pl.col("kind").is_in(SYMMETRIC), pl.col("dur_ns").is_not_null(), pl.col("num_needed") > 1
+        pl.col("kind").is_in(SYMMETRIC), pl.col("dur_ns").is_not_null(), pl.col("num_needed").fill_null(2) > 1
     )
     unmet = bound.filter(pl.col("transfer_ns").is_null())
     if unmet.is_empty() or run.world_size == 1:
@@ -84,13 +84,15 @@ def _unmet(run: Run) -> str | None:
 
 
 def _why_unmet(run: Run, unmet: pl.DataFrame) -> str:
-    few = unmet.filter(pl.col("num_matched") < pl.col("num_needed")).height
+    few = unmet.filter(pl.col("num_matched") < pl.col("num_needed"))
     size = run.world_size or 0
-    if run.missing_ranks and few:
-        here = size - len(run.missing_ranks)
-        return f"needs {size} of {size} ranks, has {here} (no file of {spans(run.missing_ranks)})"
-    if few:
-        return "not all ranks of their groups recorded them"
+    missing = f"no file of {spans(run.missing_ranks)}" if run.missing_ranks else None
+    if missing and few.height and (few["num_needed"] == size).all():
+        return f"needs {size} of {size} ranks, has {size - len(run.missing_ranks)} ({missing})"
+    if not missing and unmet["rank"].n_unique() == 1:
+        return "only one rank is here"
+    if few.height:
+        return "not all ranks of their groups recorded them" + (f" ({missing})" if missing else "")
     return "the trace does not tell for certain which of them belong together on which ranks"
 
 

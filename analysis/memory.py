@@ -191,13 +191,16 @@ def _baseline(rows: pl.DataFrame, manifest: Manifest | None) -> _Baseline:
         held = {**held, "gradients": max(held["gradients"] - max(freed, 0), 0)}
     total, delta = rows["allocated_bytes"][0], rows["delta_bytes"][0]
     if device != "cpu" and total is not None:
-        return _Baseline(held, total - delta - sum(held.values()))
+        before = total - delta - sum(held.values())
+        # More held than allocated: part of it is elsewhere (offloaded, on another device), and which is not known.
+        return _Baseline(held, before) if before >= 0 else _Baseline({}, total - delta)
     return _Baseline(held, max(freed, 0))
 
 
 def _held_on(manifest: Manifest | None, rank: int, device: str) -> dict[str, int]:
     """What the recorder measured on this rank, if this is the device that it measured."""
     info = next((info for info in manifest.ranks if info.rank == rank), None) if manifest else None
-    if info is None or not device.startswith((info.device or "cpu").split(":")[0]):
+    measured = (info.device or "cpu") if info else ""
+    if info is None or (device != measured if ":" in measured else not device.startswith(measured)):
         return {}
     return {name: size for name, size in _held(info).items() if name != "total"}

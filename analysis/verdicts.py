@@ -171,7 +171,7 @@ def _hidden(run: Run) -> str:
     comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
     if not comm:
         return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
-    return f"{100 * hidden / comm:.0f} % of its time was hidden under compute"
+    return f"{_share(hidden / comm)} of its time was hidden under compute"
 
 
 def _backend(run: Run) -> str | None:
@@ -202,9 +202,7 @@ def _exposed(run: Run) -> str | None:
     from analysis.breakdown import breakdown
 
     steps = of_complete_steps(run, breakdown(run))
-    # Like the parts below, by the step that launched it; a breakdown cuts at the step's end instead.
-    launched = of_complete_steps(run, overlap.overlap(run, by=["rank", "step"]))
-    length, exposed = _number(steps["step_ns"].sum()), _number(launched["exposed_ns"].sum())
+    length, exposed = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
     if not length or not exposed:
         return None
     mean = exposed / steps.height
@@ -217,10 +215,11 @@ def _exposed(run: Run) -> str | None:
         # The rest only makes the order, and so the sentence, the same each time.
         .sort("exposed_ns", "kind", "layer", "phase", descending=[True, False, False, False], nulls_last=True)
     )
-    if groups.is_empty():
+    # What a step launched may run beyond its window, and then is no part of what the windows add up to.
+    if groups.is_empty() or _number(groups["exposed_ns"][0]) > exposed:
         return f"{share} ({100 * exposed / length:.0f} %)."
     kind, layer, phase, worst = groups.select("kind", "layer", "phase", "exposed_ns").row(0)
-    where = f"the largest part, {_time((worst or 0) / steps.height)}, is {_place(kind, layer, phase)}"
+    where = f"the largest part, {_time(_number(worst) / steps.height)}, is {_place(kind, layer, phase)}"
     return f"{share} ({100 * exposed / length:.0f} %); {where}."
 
 
@@ -256,6 +255,13 @@ def _subject(run: Run) -> str:
 
 def _number(value: Any) -> float:
     return float(value or 0)
+
+
+def _share(part: float) -> str:
+    """A share in %, never rounded to all or nothing."""
+    if 0 < part < 0.005:
+        return "less than 1 %"
+    return "more than 99 %" if 0.995 <= part < 1 else f"{100 * part:.0f} %"
 
 
 def _place(kind: str, layer: str | None, phase: str | None) -> str:

@@ -68,8 +68,16 @@ def test_a_step_whose_work_runs_late_still_ends_with_it():
         steps=[step(5, 0, 100), step(6, 100, 200)],
         work=[work("compute", "stream 7", 150, 170, step=5), work("comm", "stream 20", 120, 160, step=6)],
     )
-    # Step 6 starts on the device before step 5 does: each window is that of its own work.
-    assert parts(run) == [(20, 20, 0, 0, 0, 0), (40, 10, 30, 0, 0, 0)]
+    # Step 6 starts on the device before step 5 does, and its window ends there.
+    assert parts(run) == [(20, 20, 0, 0, 0, 0), (30, 0, 30, 0, 0, 0)]
+
+
+def test_windows_never_overlap_where_a_step_between_launched_nothing():
+    run = run_of(
+        steps=[step(5, 0, 100), step(6, 100, 200), step(7, 200, 300)],
+        work=[work("compute", "stream 7", 10, 250, step=5), work("compute", "stream 8", 210, 260, step=7)],
+    )
+    assert parts(run) == [(200, 200, 0, 0, 0, 0), (50, 50, 0, 0, 0, 0)]
 
 
 def test_work_outside_steps_is_measured_as_busy_time_once():

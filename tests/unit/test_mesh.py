@@ -73,16 +73,16 @@ def test_norms_go_over_the_shards_first_and_over_tp_next():
     assert [axis for axis, *_ in axes(norms, HSDP)] == ["dp_shard"] * 3
 
 
-def groups(rank, calls, mesh) -> list[str | None]:
+def groups(rank, calls, mesh, *, ranks) -> list[str | None]:
     base = {"rank": rank, "cycle": 0, "step": 5, "phase": "optimizer", "group_size": None, "group_desc": None}
     frame = pl.DataFrame([{**base, **call} for call in calls], schema=ROWS)
-    return with_axes(frame, manifest_of("hsdp", SMALL, mesh=mesh), marks())["mesh_group"].to_list()
+    return with_axes(frame, manifest_of("hsdp", SMALL, mesh=mesh, ranks=ranks), marks())["mesh_group"].to_list()
 
 
 def test_groups_of_an_axis_are_named_by_their_first_rank_in_row_major_order():
-    norms = [call("all_reduce", at, 14, 14) for at in (1, 2)]
-    found = {rank: groups(rank, norms, TP) for rank in range(4)}
-    # The first norm goes over dp_shard (stride 2), the second over tp (stride 1).
+    described = [call("all_reduce", at, group_desc=f"mesh_{axis}") for at, axis in enumerate(("dp_shard", "tp"))]
+    found = {rank: groups(rank, described, TP, ranks=4) for rank in range(4)}
+    # dp_shard has stride 2, tp has stride 1.
     assert found == {
         0: ["dp_shard:0", "tp:0"],
         1: ["dp_shard:1", "tp:0"],
@@ -92,7 +92,23 @@ def test_groups_of_an_axis_are_named_by_their_first_rank_in_row_major_order():
 
 
 def test_a_group_smaller_than_its_axis_is_not_the_axis():
-    assert groups(3, [call("all_gather", 1, 4, 8, group_size=2)], [Axis("dp_shard", 4)]) == [None]
+    assert groups(3, [call("all_gather", 1, 4, 8, group_size=2)], [Axis("dp_shard", 4)], ranks=4) == [None]
+
+
+def test_a_guess_by_order_tells_no_group():
+    assert groups(0, [call("all_reduce", 1)], TP, ranks=4) == [None]
+
+
+def test_a_mesh_that_is_not_the_worlds_tells_no_group():
+    described = [call("all_reduce", 1, group_desc="mesh_tp")]
+    assert groups(0, described, TP, ranks=8) == [None]
+    assert groups(5, described, TP, ranks=4) == [None]
+
+
+def test_a_group_larger_than_the_axis_is_not_the_axis():
+    events = marks(("FSDP::post_backward_reduce (a)", 0, 10))
+    assert axes([call("all_reduce", 1, group_size=6)], HSDP, events) == [(None, 6, None)]
+    assert axes([call("all_reduce", 1, phase="optimizer", group_size=4)], TP) == [(None, 4, None)]
 
 
 def test_a_smaller_group_inside_fsdp_is_still_the_shard_axis():

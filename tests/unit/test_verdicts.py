@@ -124,7 +124,28 @@ def test_a_foreign_trace_is_told_in_bytes_with_what_is_missing():
         f"{exposed}; the largest part, 50.0 µs, is all_gather, layer and phase unknown.",
         "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
         "The trace has no memory events, so its memory is unknown.",
+        "Waits and skew of all 1 collectives are unknown: only one rank is here.",
     ]
+
+
+def test_a_share_is_not_rounded_to_all_or_nothing():
+    kernels = [work("compute", "stream 7", 0, 999), work("compute", "stream 7", 2000, 2001)]
+    nearly = run_of(
+        steps=[step(5, 0, 3000)], work=kernels, collectives=[collective("all_gather", "stream 20", 0, 1000)]
+    )
+    hardly = run_of(
+        steps=[step(5, 0, 3000)], work=kernels, collectives=[collective("all_gather", "stream 20", 998, 1998)]
+    )
+    assert "; more than 99 % of its time was hidden" in verdicts(nearly)[0]
+    assert "; less than 1 % of its time was hidden" in verdicts(hardly)[0]
+
+
+def test_exposed_communication_of_two_steps_at_once_is_no_more_than_the_steps():
+    calls = [collective("all_gather", lane, 100, 1000, step=n) for lane, n in (("stream 20", 5), ("stream 21", 6))]
+    kernels = [work("compute", "stream 7", 0, 1), work("compute", "stream 7", 2, 3, step=6)]
+    text = sentence(run_of(steps=[step(5, 0, 1), step(6, 1, 2)], work=kernels, collectives=calls), "Exposed")
+    assert text is not None
+    assert "(90 %)" in text
 
 
 @pytest.mark.parametrize(
@@ -210,9 +231,7 @@ def test_waits_that_need_missing_ranks_are_said_to_need_them():
     alone = {"num_matched": 2, "num_needed": 4}
     rows = [collective("all_gather", "stream 20", n, n + 1, **need) for n, need in enumerate([met, alone, alone])]
     run = run_of(steps=[step(5, 0, 9)], collectives=[*rows, collective("broadcast", "stream 20", 5, 6, **alone)])
-    assert sentence(run, "Waits") == (
-        "Waits and skew of 2 of 3 collectives are unknown: not all ranks of their groups recorded them."
-    )
+    assert sentence(run, "Waits") == ("Waits and skew of 2 of 3 collectives are unknown: only one rank is here.")
     run.world_size, run.missing_ranks = 4, [1, 3]
     assert sentence(run, "Waits") == (
         "Waits and skew of 2 of 3 collectives are unknown: needs 4 of 4 ranks, has 2 (no file of ranks 1, 3)."

@@ -118,13 +118,19 @@ def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 def _with_overlap(comm: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """Add how much of each piece of communication ran beside compute on its own device, and the rest."""
     cover = hiding(work)
+    # Kernels of one call may run side by side: what two of them share counts for the first.
+    ends = pl.col("start_ns") + pl.col("dur_ns")
+    reach = ends.cum_max().shift(1).over(*_RUN, "device", "call", "alone", order_by="start_ns")
+    own = pl.max_horizontal("start_ns", pl.min_horizontal(reach.fill_null(pl.col("start_ns")), ends))
+    comm = comm.with_columns(own.alias("own_ns"))
     parts: list[pl.DataFrame] = []
     for place, group in comm.partition_by(PLACE, as_dict=True, maintain_order=True).items():
         ends = group["start_ns"] + group["dur_ns"]
-        hidden = intervals.covered(group["start_ns"], ends, cover.get(place, intervals.EMPTY))
+        hidden = intervals.covered(group["own_ns"], ends, cover.get(place, intervals.EMPTY))
         parts.append(group.with_columns(pl.Series("overlapped_ns", hidden, dtype=pl.Int64)))
     spans = pl.concat(parts) if parts else comm.with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))
-    return spans.with_columns((pl.col("dur_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))
+    length = pl.col("start_ns") + pl.col("dur_ns") - pl.col("own_ns")
+    return spans.with_columns((length - pl.col("overlapped_ns")).alias("exposed_ns"))
 
 
 def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

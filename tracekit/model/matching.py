@@ -21,11 +21,13 @@ def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFr
     """Return the collectives with `match`, the same number on all ranks of one, and `num_matched` ranks in it.
 
     They come with `turn`: the step by what ranks did together, which need not be its number (see steps.turns). Where
-    ranks have different numbers of them and no sequence number tells which is missing, `is_certain` is false.
+    ranks have different numbers of them and no sequence number tells which is missing, or a number comes twice,
+    `is_certain` is false.
     """
     size = pl.when(pl.col("kind").is_in(_UNEVEN)).then(0).otherwise(pl.coalesce("in_numel", "out_numel", pl.lit(-1)))
     numbered = collectives.with_columns(
-        pl.coalesce("group", "mesh_group", pl.lit("")).alias("__group"),
+        # Names may repeat between groups of an axis, so where the mesh tells the group it decides with the name.
+        pl.concat_str("mesh_group", "group", separator=" ", ignore_nulls=True).alias("__group"),
         size.cast(pl.Int64).alias("__size"),
         pl.col("turn").alias("__turn"),
     )
@@ -42,6 +44,7 @@ def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFr
     return (
         numbered.with_columns(pl.struct(key).rank("dense").cast(pl.Int64).alias("match"))
         .with_columns(pl.col("rank").n_unique().over("match").cast(pl.Int32).alias("num_matched"))
+        .with_columns((pl.col("is_certain") & (pl.len().over("match", "rank") == 1)).alias("is_certain"))
         .with_columns(pl.coalesce("group_size", pl.lit(world_size, pl.Int32)).alias("num_needed"))
         .with_columns(_is_told(world_size).alias("is_told"))
         .drop("__group", "__size", "__turn", "__nth", "__count")

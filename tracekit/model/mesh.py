@@ -11,6 +11,8 @@ groups of an axis apart where the trace does not name them.
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from tracekit.read.manifest import Axis, Manifest
@@ -48,7 +50,7 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, events: pl.DataFram
     rows = rows.with_columns(
         pl.coalesce(group, *sources).alias("axis_from"), pl.coalesce("group_size", by_axis).alias("group_size")
     )
-    return _grouped(rows.drop(*sources, "in_fsdp", "follows"), manifest.mesh if manifest else [])
+    return _grouped(rows.drop(*sources, "in_fsdp", "follows"), manifest)
 
 
 def _axes(manifest: Manifest | None) -> list[Axis]:
@@ -57,13 +59,21 @@ def _axes(manifest: Manifest | None) -> list[Axis]:
     return [axis for axis in mesh if axis.size > 1] or mesh[:1]
 
 
-def _grouped(rows: pl.DataFrame, mesh: list[Axis]) -> pl.DataFrame:
-    """Add `mesh_group`: the axis and the first rank of the group along it; null where the group is not the axis'."""
+def _grouped(rows: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
+    """Add `mesh_group`: the axis and the first rank of the group along it; null where the group is not the axis'.
+
+    A collective around the step (a loss, a norm) whose axis only its order tells may be of all ranks as well.
+    """
     whole = pl.lit(None, pl.String)
+    sizes = [axis.size for axis in manifest.mesh] if manifest else []
+    if manifest is None or math.prod(sizes) != manifest.world_size:
+        return rows.with_columns(whole.alias("mesh_group"))
+    is_guess = (pl.col("axis_from") == "order") & ~pl.col("phase").is_in(["forward", "backward"]).fill_null(value=False)
     inner = 1
-    for axis in reversed(mesh):
+    for axis in reversed(manifest.mesh):
         place = pl.col("rank") // inner % axis.size
-        fits = (pl.col("axis") == axis.axis) & (pl.col("group_size") == axis.size)
+        fits = (pl.col("axis") == axis.axis) & (pl.col("group_size") == axis.size) & ~is_guess.fill_null(value=False)
+        fits &= pl.col("rank") < manifest.world_size
         first = pl.format("{}:{}", pl.lit(axis.axis), pl.col("rank") - place * inner)
         whole = pl.coalesce(whole, pl.when(fits).then(first))
         inner *= axis.size
@@ -111,7 +121,10 @@ def _annotated(axes: list[Axis]) -> pl.Expr:
     shard = pl.lit(SHARD if SHARD in known else None, pl.String)
     replicate = pl.lit(REPLICATE if REPLICATE in known else None, pl.String)
     reduced = pl.when(pl.col("kind") == "all_reduce").then(replicate).otherwise(shard)
-    return pl.when("in_fsdp").then(reduced)
+    sizes = {axis.axis: axis.size for axis in axes}
+    most = reduced.replace_strict(sizes, default=None, return_dtype=pl.Int32)
+    # A unit may be resharded to fewer ranks than the axis has, never to more.
+    return pl.when(pl.col("in_fsdp") & (pl.col("group_size") <= most).fill_null(value=True)).then(reduced)
 
 
 def _only(axes: list[Axis]) -> pl.Expr:
@@ -130,4 +143,6 @@ def _outside(axes: list[Axis]) -> pl.Expr:
     tensor = pl.lit(TENSOR if TENSOR in known else None, pl.String)
     norm = pl.when("follows").then(pl.coalesce(tensor, pl.lit(SHARD))).otherwise(pl.lit(SHARD))
     in_step = pl.col("phase").is_in(["forward", "backward"])
-    return pl.when(pl.col("in_fsdp")).then(None).when(in_step).then(tensor).otherwise(norm)
+    found = pl.when(in_step).then(tensor).otherwise(norm)
+    size = found.replace_strict({axis.axis: axis.size for axis in axes}, default=None, return_dtype=pl.Int32)
+    return pl.when(~pl.col("in_fsdp") & (pl.col("group_size") == size).fill_null(value=True)).then(found)
