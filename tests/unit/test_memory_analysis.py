@@ -139,6 +139,13 @@ def test_stage_2_keeps_parameters_whole():
     assert rows["theory_bytes"].to_list() == [48, 24, 144, None, 216]
 
 
+def test_parameters_that_are_held_elsewhere_make_no_category_negative():
+    # Offloaded: 310 bytes held by the rank, of which the GPU has allocated 60.
+    events = [event(1, 60, "activations", total=60, device="cuda:0")]
+    frame = timeline(run_of(with_held(HELD, device="cuda:0"), memory=events))
+    assert frame.select("parameters_bytes", "activations_bytes", "before_the_window_bytes").rows() == [(0, 60, 0)]
+
+
 def test_tensor_parallelism_has_no_floor():
     mesh = [Axis("dp_shard", 2), Axis("tp", 2)]
     assert floor(run_of(manifest_of("fsdp2-tp", SMALL, ranks=4, mesh=mesh))).is_empty()

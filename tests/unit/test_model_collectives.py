@@ -242,6 +242,17 @@ def test_a_call_of_two_kernels_is_one_collective_whose_pause_hides_nothing(tmp_p
     assert times == [(1, 20_000, 0, 20_000)]
 
 
+def test_kernels_of_one_call_side_by_side_count_once(tmp_path: Path) -> None:
+    events = [
+        comms(50, 100, 77) | {"dur": 20},
+        *kernel("ncclDevKernel_AllGather", 200, 100, stream=20, correlation=2, launch=55),
+        *kernel("ncclDevKernel_AllGather", 210, 100, stream=21, correlation=3, launch=56),
+    ]
+    run = tracekit.open(write(tmp_path / "r.json", [step(1, 0, 1000), *events]))
+    assert run.collectives.select("dur_ns", "overlapped_ns", "exposed_ns").rows() == [(110_000, 0, 110_000)]
+    assert overlap(run).select("comm_ns", "exposed_ns").rows() == [(110_000, 110_000)]
+
+
 def test_a_crossing_on_one_lane_is_no_overlap_in_any_table(tmp_path: Path) -> None:
     events = [
         *kernel("gemm", 10, 100, stream=7, correlation=1),

@@ -125,6 +125,23 @@ def test_sequence_numbers_make_an_extra_one_certain() -> None:
     assert table["wait_ns"].to_list() == [0, None, 5]
 
 
+def test_a_number_that_comes_twice_on_a_rank_is_certain_of_nothing() -> None:
+    twice = [
+        {"rank": rank, "seq": 1, "issued_ns": at, "dur_ns": dur} for rank in (0, 1) for at, dur in ((0, 9), (20, 5))
+    ]
+    assert waits(rows(*twice), 2) == [(None, None)] * 4
+
+
+def test_a_name_that_two_groups_of_an_axis_share_does_not_match_them() -> None:
+    names = ["dp_shard:0", "dp_shard:0", "dp_shard:2", "dp_shard:2"]
+    pairs = [
+        {"rank": rank, "group": "1", "group_size": 2, "mesh_group": name, "dur_ns": 10 + rank}
+        for rank, name in enumerate(names)
+    ]
+    assert waits(rows(*pairs), 4) == [(10, 0), (10, 1), (12, 0), (12, 1)]
+    assert waits(rows(pairs[0], pairs[3]), 4) == [(None, None)] * 2
+
+
 def test_all_to_all_has_other_sizes_on_each_rank() -> None:
     assert matched(rows({"kind": "all_to_all"}, {"rank": 1, "kind": "all_to_all", "in_numel": 3})) == [(0, 1)]
 
