@@ -50,7 +50,7 @@ def hiders(run: Run) -> pl.DataFrame:
     kernels = compute.partition_by(PLACE, as_dict=True)
     ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index").with_row_index("piece")
     parts = [
-        _beside(group, kernels[place], cover[place])
+        _beside(group, _free(kernels[place], run.work), cover[place])
         for place, group in ran.partition_by(PLACE, as_dict=True, maintain_order=True).items()
         if place in kernels
     ]
@@ -62,6 +62,28 @@ def hiders(run: Run) -> pl.DataFrame:
         .sort("rank", "start_ns", "piece", "hidden_ns", *_HIDER, descending=[False, False, False, True, *[False] * 3])
         .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
     )
+
+
+def _free(kernels: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """The kernels of a device without what crosses communication of their own lane, which hides nothing."""
+    here = kernels.select(*PLACE).unique()
+    comm = work.filter(pl.col("class") == "comm").join(here, on=PLACE, how="semi")
+    parts = [kernels]
+    for (lane,), sent in comm.partition_by("lane", as_dict=True).items():
+        busy = intervals.union(sent["start_ns"], sent["start_ns"] + sent["dur_ns"])
+        ends = kernels["start_ns"] + kernels["dur_ns"]
+        crosses = (intervals.covered(kernels["start_ns"], ends, busy) > 0) & (kernels["lane"] == lane).to_numpy()
+        parts[0] = parts[0].join(kernels.filter(crosses).select("index"), on="index", how="anti")
+        parts += [_without(row, busy) for row in kernels.filter(crosses).iter_slices(1)]
+    return pl.concat(parts).sort("start_ns", "index")
+
+
+def _without(kernel: pl.DataFrame, busy: Intervals) -> pl.DataFrame:
+    """The pieces of one kernel outside `busy`."""
+    start = kernel["start_ns"][0]
+    left = intervals.subtract(intervals.union([start], [start + kernel["dur_ns"][0]]), busy)
+    pieces = {"start_ns": left.starts, "dur_ns": left.ends - left.starts}
+    return kernel[[0] * left.starts.size].with_columns(**{name: pl.Series(ns) for name, ns in pieces.items()})
 
 
 def _beside(pieces: pl.DataFrame, kernels: pl.DataFrame, cover: Intervals) -> pl.DataFrame:

@@ -29,6 +29,17 @@ def test_each_name_layer_and_phase_has_its_share_and_the_first_to_run_has_the_cr
     assert table.rows() == [("gemm", "a", 35 * US, 55 * US), ("gemm", "b", 20 * US, 55 * US)]
 
 
+def test_a_kernel_on_the_lane_of_the_collective_hides_nothing():
+    run = run_of(
+        work=[
+            work("compute", "stream 20", 100, 200, name="own lane"),
+            work("compute", "stream 7", 120, 320, name="other lane"),
+        ],
+        collectives=[collective("all_gather", "stream 20", 150, 250)],
+    )
+    assert hiders(run).select("hider", "hidden_ns").rows() == [("other lane", 100 * US)]
+
+
 def test_communication_that_nothing_hid_keeps_its_row():
     run = run_of(work=[work("compute", "stream 7", 0, 5)], collectives=[collective("all_gather", "stream 20", 10, 80)])
     assert hiders(run).select("hider", "hidden_ns", "overlapped_ns").rows() == [(None, 0, 0)]
