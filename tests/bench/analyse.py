@@ -2,9 +2,9 @@
 
     python tests/bench/analyse.py [FOLDER]
 
-HTA reads with as many processes as there are cores, its default, tracekit with as many threads; no cache, imports excluded
-(both are warmed up on a first pass that is not counted). Prints the median of each side and the median of the ratios,
-pair by pair. Without the public 8-rank trace it makes one of its own, of the same shape, and says so.
+HTA reads with as many processes as there are cores, its default, tracekit with as many threads; no cache, imports
+excluded (both are warmed up on a first pass that is not counted). Prints the median of each side and the median of the
+ratios, pair by pair. Without the public 8-rank trace it makes one of its own, of the same shape, and says so.
 """
 
 from __future__ import annotations
