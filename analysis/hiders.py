@@ -68,14 +68,14 @@ def _free(kernels: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """The kernels of a device without what crosses communication of their own lane, which hides nothing."""
     here = kernels.select(*PLACE).unique()
     comm = work.filter(pl.col("class") == "comm").join(here, on=PLACE, how="semi")
-    parts = [kernels]
+    whole, pieces = kernels, list[pl.DataFrame]()
     for (lane,), sent in comm.partition_by("lane", as_dict=True).items():
         busy = intervals.union(sent["start_ns"], sent["start_ns"] + sent["dur_ns"])
         ends = kernels["start_ns"] + kernels["dur_ns"]
         crosses = (intervals.covered(kernels["start_ns"], ends, busy) > 0) & (kernels["lane"] == lane).to_numpy()
-        parts[0] = parts[0].join(kernels.filter(crosses).select("index"), on="index", how="anti")
-        parts += [_without(row, busy) for row in kernels.filter(crosses).iter_slices(1)]
-    return pl.concat(parts).sort("start_ns", "index")
+        whole = whole.join(kernels.filter(crosses), on="index", how="anti")
+        pieces += [_without(kernel, busy) for kernel in kernels.filter(crosses).iter_slices(1)]
+    return pl.concat([whole, *pieces]).sort("start_ns", "index")
 
 
 def _without(kernel: pl.DataFrame, busy: Intervals) -> pl.DataFrame:

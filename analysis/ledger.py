@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import volume
+from analysis.complete import complete_steps
 from analysis.expectation import Expectation, expectation
 from tracekit.errors import UsageError
 from tracekit.plan.schema import PLACES
@@ -55,7 +56,7 @@ def ledger(
     """
     groups = _checked(by)
     known = expected if expected is not None else expectation(run)
-    steps = run.steps.filter("complete", pl.col("step").is_not_null()).select(_STEP).unique().sort(_STEP)
+    steps = complete_steps(run)
     terms = _terms(known, groups)
     keys = [*_STEP, *groups]
     measured = _measured(run, steps, keys, terms)

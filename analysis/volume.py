@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis.complete import complete_steps
 from analysis.overlap import ratio
 from tracekit.elements import PASSES
 from tracekit.errors import UsageError
@@ -165,11 +166,7 @@ def _planned(run: Run, keys: list[str]) -> pl.DataFrame:
         pl.lit(0).alias("all"),
     )
     sums = expected.group_by(within or ["all"]).agg(pl.col("plan_passes_numel", "plan_payload_bytes").sum())
-    return _complete_steps(run).join(sums, how="cross").select(*keys, "plan_passes_numel", "plan_payload_bytes")
-
-
-def _complete_steps(run: Run) -> pl.DataFrame:
-    return run.steps.filter("complete", pl.col("step").is_not_null()).select(_STEP).unique().sort(_STEP)
+    return complete_steps(run).join(sums, how="cross").select(*keys, "plan_passes_numel", "plan_payload_bytes")
 
 
 def _theory(run: Run) -> int | None:
