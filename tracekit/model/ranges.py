@@ -93,12 +93,14 @@ def recorder_ranges(events: pl.DataFrame) -> pl.DataFrame:
     return ranges(marks.with_columns(layer.alias("layer"), phase.alias("phase")), "recorder")
 
 
-def module_ranges(events: pl.DataFrame) -> pl.DataFrame:
-    """Calls of modules that repeat: of the frames "nn.Module: Name_3", the outermost of a class with several numbers.
+def module_ranges(frames: pl.DataFrame) -> pl.DataFrame:
+    """Calls of modules that repeat: of Python's frames "nn.Module: Name_3", the outermost of a class with several numbers.
 
     That is the block of a transformer; a model without repeating modules has no layers to tell apart.
     """
-    frames = spans(events.filter(pl.col("cat") == names.PYTHON_FRAME, pl.col("name").str.contains(names.MODULE_FRAME)))
+    frames = frames.filter(pl.col("name").str.contains(names.MODULE_FRAME), pl.col("dur_ns") >= 0).with_columns(
+        pl.col("ts_ns").alias("start_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns")
+    )
     parts = pl.col("name").str.extract_groups(names.MODULE_FRAME)
     frames = frames.with_columns(
         parts.struct.field("1").alias("class"), (parts.struct.field("1") + "_" + parts.struct.field("2")).alias("layer")

@@ -29,10 +29,7 @@ class Run:
         self.name = name
         self.paths = paths
         self.manifest = manifest
-        # Frames of Python are half of many traces and serve module_ranges alone: every other look at events skips them.
-        is_frame = pl.col("cat").eq_missing(names.PYTHON_FRAME)
-        self._frames = traces.columns.events.filter(is_frame)
-        self._columns = traces.columns._replace(events=traces.columns.events.filter(~is_frame))
+        self._columns = traces.columns
         self._files: pl.DataFrame = traces.files
         self._found: pl.DataFrame = traces.repairs
         # By the manifest, else the traces; null where neither tells.
@@ -47,7 +44,9 @@ class Run:
     @cached_property
     def events(self) -> pl.DataFrame:
         """All events that were read, in file order: EVENT_SCHEMA with rank and cycle."""
-        return pl.concat([self._columns.events, self._frames]).sort("rank", "cycle", "index")
+        events, frames = self._columns.events, self._columns.frames
+        kind = pl.lit("X").alias("ph"), pl.lit(names.PYTHON_FRAME).alias("cat")
+        return pl.concat([events, frames.with_columns(kind)], how="diagonal").sort("rank", "cycle", "index")
 
     @property
     def psi(self) -> int | None:
@@ -112,7 +111,7 @@ class Run:
 
     @cached_property
     def _attribution(self) -> Attribution:
-        return Attribution(self._columns.events, self.steps, self._frames)
+        return Attribution(self._columns.events, self.steps, self._columns.frames)
 
 
 def open_run(

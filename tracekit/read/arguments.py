@@ -1,14 +1,15 @@
-"""The arguments of events -> polars columns; each table decodes only what it needs, of the rows that have it."""
+"""The arguments of events and other loosely typed values -> polars series; each table decodes only what it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import msgspec
 import polars as pl
 
-from tracekit.read.events import ABSENT, Args, Event, Links
+from tracekit.read.events import CommArgs, Links, MemoryArgs
 
 # Same thing, other spelling: the first one present counts.
 _SPELLINGS = {
@@ -17,78 +18,45 @@ _SPELLINGS = {
     "out_numel": ("out_numel", "out_numel_2023"),
     "group": ("group", "group_id"),
 }
-_Kind = TypeVar("_Kind", Links, Args)
+_Kind = TypeVar("_Kind", Links, CommArgs, MemoryArgs)
 
 
-class Told(NamedTuple):
-    """What arguments tell of any event: columns as long as the events, and rows of a device or of a collective."""
-
-    values: dict[str, pl.Series]
-    on_device: list[int]
-    collective: list[int]
-
-
-def links(events: Sequence[Event], rows: Sequence[int]) -> Told:
-    """Return external_id, correlation and sequence of these rows, null for all others.
+def decoded(raw: Iterable[bytes | msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
+    """Decode the arguments of many events at once; null and no arguments are arguments without entries.
 
     Raises:
         msgspec.DecodeError: the arguments of an event are not what arguments should be.
     """
-    present = [n for n in rows if events[n].args is not ABSENT]
-    found = _decoded([events[n].args for n in present], Links)
-    told = list(zip(present, found, strict=True))
-    values: dict[str, pl.Series] = {}
-    for name in ("external_id", "correlation", "sequence"):
-        column: list[Any] = [None] * len(events)
-        for (n, _), value in zip(told, _values(found, name), strict=True):
-            column[n] = value
-        values[name] = integers(column)
-    return Told(
-        values,
-        [n for n, a in told if a.stream is not None or a.device is not None],
-        [n for n, a in told if a.collective is not None],
-    )
-
-
-def arguments(
-    events: Sequence[Event], rows: Sequence[int], first_index: int, schema: Mapping[str, pl.DataType]
-) -> pl.DataFrame:
-    """Return `schema` for these rows: `index`, counted from `first_index`, and columns that are arguments.
-
-    Raises:
-        msgspec.DecodeError: the arguments of an event are not what arguments should be.
-    """
-    found = _decoded([events[n].args for n in rows], Args)
-    wanted = {name: _column(found, name, dtype) for name, dtype in schema.items() if name != "index"}
-    return pl.DataFrame({"index": pl.Series([first_index + n for n in rows], dtype=pl.Int64), **wanted}, schema=schema)
-
-
-def _decoded(raw: Sequence[msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
-    """Decode many at once; no arguments are arguments without entries."""
     none = kind()
-    present = [r for r in raw if r is not ABSENT]
-    found = msgspec.json.decode(b"[" + b",".join(present) + b"]", type=list[kind | None])  # pyright: ignore[reportInvalidTypeForm]
-    if len(present) == len(raw):
-        return [none if f is None else f for f in found]
-    following = iter(found)
-    return [(next(following) or none) if r is not ABSENT else none for r in raw]
+    text = b"".join((b"[", b",".join([r or b"null" for r in raw]), b"]"))
+    found: list[_Kind | None] = msgspec.json.decode(text, type=list[kind | None])  # pyright: ignore[reportInvalidTypeForm]
+    return [none if f is None else f for f in found]
 
 
-def _column(found: Sequence[Links | Args], name: str, dtype: pl.DataType) -> pl.Series:
-    if name in ("input_dims", "input_type"):
-        return pl.Series([bytes(getattr(a, name)).decode("utf-8", "replace") or None for a in found], dtype=pl.String)
+def columns_of(found: Sequence[_Kind], schema: Mapping[str, pl.DataType]) -> dict[str, pl.Series]:
+    """Return those columns of `schema` that are arguments of this kind."""
+    if not found:
+        return {}
+    known = [name for name in schema if name in found[0].__struct_fields__]
+    return {name: _column(found, name, schema[name]) for name in known}
+
+
+def _column(found: Sequence[Links | CommArgs | MemoryArgs], name: str, dtype: pl.DataType) -> pl.Series:
     values = _values(found, name)
-    return integers(values) if dtype == pl.Int64() else texts(values)
+    if dtype == pl.Int64():
+        return integers(values)
+    if isinstance(values[0], msgspec.Raw):
+        return pl.Series([bytes(v).decode("utf-8", "replace") or None for v in values], dtype=pl.String)
+    return texts(values)
 
 
-def _values(found: Sequence[Links | Args], name: str) -> list[Any]:
+def _values(found: Sequence[Links | CommArgs | MemoryArgs], name: str) -> list[Any]:
     """The argument in the first of its spellings that an event has."""
     first, *others = _SPELLINGS.get(name, (name,))
-    values = [getattr(a, first) for a in found]
+    values = list(map(attrgetter(first), found))
     for other in others:
-        if None not in values:
-            break
-        values = [getattr(a, other) if v is None else v for v, a in zip(values, found, strict=True)]
+        if None in values:
+            values = [o if v is None else v for v, o in zip(values, map(attrgetter(other), found), strict=True)]
     return values
 
 

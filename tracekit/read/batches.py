@@ -18,7 +18,7 @@ _FIRST_KEY = re.compile(rb'\s*\{\s*"ph"\s*:')
 _SPAN = re.compile(rb'"ph"\s*:\s*"X"')
 # Metadata before the events is small; a file without events within this many bytes is something else.
 _MAX_HEAD_BYTES = 64 * 2**20
-_SEARCH_BYTES = 2**16
+_SEARCH_BYTES = 2**12
 # A boundary can lie across two blocks.
 _OVERLAP_BYTES = 256
 _MAX_EVENT_BYTES = 64 * 2**20

@@ -12,51 +12,59 @@ import polars as pl
 # Below 2**43 us a float64 still separates neighbouring nanoseconds, so rounding 1000 * ts gives the written one.
 # Absolute times (about 1.7e15 us) are beyond it: their floats are 0.25 us apart.
 EXACT_FLOAT_US = float(2**43)
-# Beyond these (the year 2116, 115 days) a time is damage, and sums of two no longer fit 64 bits.
+# Beyond these (the year 2116, 101 days) a time is damage, and sums of two no longer fit 64 bits.
 LATEST_NS = 2**62
-LONGEST_NS = 10**16
+LONGEST_NS = 2**43 * 1000
 
 _INT64 = 2**63
 _INT64_DIGITS = 19
-
-
 # What _from_texts reads in one go: nearly every number that was ever written as a time.
 _PLAIN_NUMBER = r"^-?\d{1,15}(?:\.\d{1,3})?$|^\d{16}(?:\.\d{1,3})?$"
 
 
-def is_exact(values: Sequence[object]) -> bool:
-    """Tell whether these microseconds, as decoded (int, float, text), still hold every written nanosecond."""
-    kinds = set(map(type, values))
-    if kinds <= {float, type(None)}:
-        largest = pl.Series(values, dtype=pl.Float64).abs().max()
-        return largest is None or bool(largest < EXACT_FLOAT_US)  # pyright: ignore[reportOperatorIssue]
-    return not any(isinstance(v, float) and abs(v) >= EXACT_FLOAT_US for v in values)
+class RoundedError(ValueError):
+    """Floats that no longer hold every written nanosecond: their digits are needed."""
 
 
-def to_ns(values: Sequence[object]) -> pl.Series:
-    """Return microseconds (int, float, Decimal or text, null where unusable) as int64 nanoseconds.
+def starts(values: Sequence[object]) -> pl.Series:
+    """Return microseconds (int, float or text, or all as msgspec.Raw; null where unusable) as int64 nanoseconds.
 
-    Text can also be that of a JSON value, as msgspec.Raw.
+    Raises:
+        RoundedError: floats among them are too large to be exact.
     """
-    kinds = set(map(type, values)) - {type(None)}
-    ns: pl.Series | None = None
-    if kinds in ({float}, {float, int}):
-        ns = _from_floats(pl.Series(values, dtype=pl.Float64, strict=False))
-    elif kinds == {int}:
-        ns = _from_integers(values)
-    elif kinds == {msgspec.Raw}:
-        return _from_texts([None if v is None else bytes(v).decode("utf-8", "replace") for v in values])  # type: ignore[arg-type]
-    return pl.Series([_one(v) for v in values], dtype=pl.Int64) if ns is None else ns
+    if values and isinstance(values[0], msgspec.Raw):
+        return _from_texts([bytes(v).decode("utf-8", "replace") for v in values])  # type: ignore[arg-type]
+    numbers = _numbers(values)
+    if numbers is not None and _largest(numbers) < EXACT_FLOAT_US:
+        return _from_floats(numbers)
+    if any(isinstance(v, float) and not abs(v) < EXACT_FLOAT_US for v in values):
+        raise RoundedError
+    integers = _from_integers(values) if numbers is not None else None
+    return _one_by_one(values) if integers is None else integers
 
 
-def _from_floats(numbers: pl.Series) -> pl.Series | None:
-    written = numbers.is_not_null()
-    filled = numbers.fill_null(0.0).to_numpy()
-    # The comparison is false for NaN too.
-    if not np.abs(filled).max() < EXACT_FLOAT_US:
+def lengths(values: Sequence[object]) -> pl.Series:
+    """Return durations in microseconds (int, float or text, null where unusable) as int64 nanoseconds."""
+    numbers = _numbers(values)
+    if numbers is not None and _largest(numbers) < EXACT_FLOAT_US:
+        return _from_floats(numbers)
+    return _one_by_one(values)
+
+
+def _numbers(values: Sequence[object]) -> pl.Series | None:
+    try:
+        return pl.Series(values, dtype=pl.Float64)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
         return None
-    ns = pl.Series(np.rint(filled * 1000).astype(np.int64))
-    return ns if written.all() else pl.select(pl.when(written).then(ns)).to_series()
+
+
+def _largest(numbers: pl.Series) -> float:
+    return float(np.fmax.reduce(np.abs(numbers.to_numpy()), initial=0.0))
+
+
+def _from_floats(numbers: pl.Series) -> pl.Series:
+    ns = np.rint(numbers.to_numpy() * 1000)
+    return pl.Series(ns, nan_to_null=True).cast(pl.Int64)
 
 
 def _from_integers(numbers: Sequence[object]) -> pl.Series | None:
@@ -68,7 +76,7 @@ def _from_integers(numbers: Sequence[object]) -> pl.Series | None:
     return integers * 1000 if fits else None
 
 
-def _from_texts(texts: Sequence[str | None]) -> pl.Series:
+def _from_texts(texts: Sequence[str]) -> pl.Series:
     frame = pl.DataFrame({"text": pl.Series(texts, dtype=pl.String)})
     plain = pl.col("text").str.contains(_PLAIN_NUMBER)
     whole = pl.col("text").str.extract(r"^-?(\d+)").cast(pl.Int64, strict=False)
@@ -79,8 +87,12 @@ def _from_texts(texts: Sequence[str | None]) -> pl.Series:
     rare = frame["ns"].is_null().arg_true()
     if rare.is_empty():
         return frame["ns"]
-    others = [None if text is None else _from_decimal(text.strip('"')) for text in frame["text"].gather(rare)]
+    others = [_from_decimal(text.strip('"')) for text in frame["text"].gather(rare)]
     return frame["ns"].scatter(rare, pl.Series(others, dtype=pl.Int64))
+
+
+def _one_by_one(values: Sequence[object]) -> pl.Series:
+    return pl.Series([_one(v) for v in values], dtype=pl.Int64)
 
 
 def _one(value: object) -> int | None:
@@ -91,9 +103,7 @@ def _one(value: object) -> int | None:
     elif isinstance(value, float):
         ns = round(value * 1000) if abs(value) < _INT64 else None
     else:
-        ns = _from_decimal(
-            bytes(value).decode("utf-8", "replace").strip('"') if isinstance(value, msgspec.Raw) else value
-        )
+        ns = _from_decimal(value)
     return ns if ns is not None and abs(ns) < _INT64 else None
 
 

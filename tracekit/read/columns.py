@@ -1,18 +1,22 @@
-"""Decoded events -> polars frames: one narrow frame of all events, and the arguments of the few that have them."""
+"""Decoded events -> polars frames: two narrow frames of all events, and the arguments of the few that have them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.read import clock
-from tracekit.read.arguments import arguments, integers, links, texts
-from tracekit.read.events import Event
+from tracekit.read.arguments import columns_of, decoded, integers, texts
+from tracekit.read.events import CommArgs, Event, Links, MemoryArgs
 
-# One row an event, in file order. Times are absolute nanoseconds; `index` is the position among the file's entries.
+_FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
+# One row an event that is no frame of Python, in file order. Times are absolute nanoseconds; `index` is the position
+# among the file's entries.
 EVENT_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "ph": pl.String(),
@@ -26,6 +30,8 @@ EVENT_SCHEMA: dict[str, pl.DataType] = {
     "correlation": pl.Int64(),
     "sequence": pl.Int64(),
 }
+# One row a frame of Python. They are half of many files and serve few questions, so they lie apart.
+FRAME_SCHEMA: dict[str, pl.DataType] = {name: EVENT_SCHEMA[name] for name in _FRAME_COLUMNS}
 # Of rows on a device.
 DEVICE_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
@@ -66,6 +72,7 @@ FLOW_SCHEMA: dict[str, pl.DataType] = {
 }
 SCHEMAS = {
     "events": EVENT_SCHEMA,
+    "frames": FRAME_SCHEMA,
     "device": DEVICE_SCHEMA,
     "comm": COMM_SCHEMA,
     "memory": MEMORY_SCHEMA,
@@ -76,61 +83,118 @@ _LINKED_FLOW = "fwdbwd"
 _LAUNCH_FLOWS = ("ac2g", "async", "async_cpu_to_gpu")
 _COMM_PREFIXES = ("nccl:", "c10d", "gloo:", "record_param_comms", "_c10d", "mpi:", "ucc:", "xccl:")
 _MEMORY = "[memory]"
-# Frames of Python are half of many files, and their arguments are of no use to any table.
-_WITHOUT_ARGUMENTS = "python_function"
+_PYTHON_FRAME = "python_function"
+
+_Index = npt.NDArray[np.int64]
+# Columns of SCHEMAS by table, for some events of one file; a table without rows can lack them.
+Pieces = dict[str, dict[str, pl.Series]]
 
 
 class Columns(NamedTuple):
-    """Frames of SCHEMAS for some events of one file; `base_ns` is not yet added to times."""
+    """Frames of SCHEMAS for the events of one file."""
 
     events: pl.DataFrame
+    frames: pl.DataFrame
     device: pl.DataFrame
     comm: pl.DataFrame
     memory: pl.DataFrame
     flows: pl.DataFrame
 
 
-def columns(decoded: Sequence[Event], first_index: int) -> Columns:
-    """Return the frames of these events; metadata rows and flows that link nothing are left out.
+def pieces(events: Sequence[Event], first_index: int) -> Pieces:
+    """Return the columns of these events, `base_ns` not yet added to times; metadata rows and most flows are left out.
 
-    A frame costs polars a fixed time whatever its size, so rows are chosen here in plain lists.
+    A query costs polars a fixed time whatever its size, so rows are chosen here in plain lists.
 
     Raises:
         msgspec.DecodeError: the arguments of an event are not what arguments should be.
+        RoundedError: times are floats too large to be exact.
     """
-    phs, cats, names = [e.ph for e in decoded], [e.cat for e in decoded], [e.name for e in decoded]
-    kept = [n for n, ph in enumerate(phs) if ph in ("X", "i") or (ph == "s" and cats[n] == _LINKED_FLOW)]
-    told = links(decoded, [n for n in kept if cats[n] != _WITHOUT_ARGUMENTS])
-    # Few names, many events: each name is looked at once.
-    spoken = {name for name in {n for n in names if isinstance(n, str)} if name.startswith(_COMM_PREFIXES)}
-    called = [n for n in kept if isinstance(names[n], str) and names[n] in spoken] if spoken else []
-    index = pl.Series(np.arange(first_index, first_index + len(decoded)))
-    every = pl.DataFrame(
-        {
-            "index": index,
-            "ph": texts(phs),
-            "cat": texts(cats),
-            "name": texts(names),
-            "pid": integers([e.pid for e in decoded]),
-            "tid": integers([e.tid for e in decoded]),
-            "ts_ns": clock.to_ns([e.ts for e in decoded]),
-            "dur_ns": clock.to_ns([e.dur for e in decoded]),
-            **told.values,
-        },
-        schema=EVENT_SCHEMA,
+    places = np.arange(first_index, first_index + len(events))
+    found: Pieces = {}
+
+    def split(rows: Sequence[Event], index: _Index, chosen: list[bool]) -> tuple[Sequence[Event], _Index]:
+        return list(compress(rows, chosen)), index[np.array(chosen, np.bool_)]
+
+    is_frame = [e.cat == _PYTHON_FRAME and e.ph == "X" for e in events]
+    frames, index = split(events, places, is_frame)
+    if frames:
+        found["frames"] = _placed(frames, index)
+    rest, places = split(events, places, [not frame for frame in is_frame])
+    flows, index = split(rest, places, [e.ph == "s" and e.cat in _LAUNCH_FLOWS for e in rest])
+    if flows:
+        found["flows"] = {**_placed(flows, index), "correlation": integers([e.id for e in flows])}
+    kept, index = split(
+        rest, places, [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == _LINKED_FLOW) for e in rest]
     )
-    rows = {
-        "device": told.on_device,
-        "comm": sorted({*called, *told.collective}),
-        "memory": [n for n in kept if names[n] == _MEMORY],
+    if kept:
+        found.update(_with_arguments(kept, index))
+    return found
+
+
+def _placed(events: Sequence[Event], index: _Index) -> dict[str, pl.Series]:
+    """What every event has."""
+    return {
+        "index": pl.Series(index),
+        "name": texts([e.name for e in events]),
+        "pid": integers([e.pid for e in events]),
+        "tid": integers([e.tid for e in events]),
+        "ts_ns": clock.starts([e.ts for e in events]),
+        "dur_ns": clock.lengths([e.dur for e in events]),
     }
-    device, comm, memory = (arguments(decoded, chosen, first_index, SCHEMAS[name]) for name, chosen in rows.items())
-    flows = [n for n, ph in enumerate(phs) if ph == "s" and cats[n] in _LAUNCH_FLOWS]
-    ids = integers([decoded[n].id for n in flows]).alias("correlation")
-    linked = every[flows].select("index", ids, "tid", "ts_ns")
-    return Columns(every if len(kept) == len(decoded) else every[kept], device, comm, memory, linked)
 
 
-def empty() -> Columns:
-    """Return frames without rows."""
-    return columns([], 0)
+def _with_arguments(events: Sequence[Event], index: _Index) -> Pieces:
+    """Events with what links them to others, and the tables of those with more to tell."""
+    names = [e.name for e in events]
+    memory = [n for n, name in enumerate(names) if name == _MEMORY]
+    # Memory instants have arguments of their own and no links.
+    links = decoded([b"" if e.name == _MEMORY else e.args for e in events], Links)
+    device = [n for n, a in enumerate(links) if a.stream is not None or a.device is not None]
+    spoken = {name for name in _distinct(names) if name.startswith(_COMM_PREFIXES)}
+    called = {n for n, name in enumerate(names) if isinstance(name, str) and name in spoken} if spoken else set[int]()
+    comm = [n for n, a in enumerate(links) if a.collective is not None or n in called]
+
+    def table(name: str, rows: list[int], found: Sequence[Links | CommArgs | MemoryArgs]) -> dict[str, pl.Series]:
+        return {"index": pl.Series(index[rows]), **columns_of(found, SCHEMAS[name])} if rows else {}
+
+    return {
+        "events": {
+            **_placed(events, index),
+            "ph": texts([e.ph for e in events]),
+            "cat": texts([e.cat for e in events]),
+            **columns_of(links, EVENT_SCHEMA),
+        },
+        "device": table("device", device, [links[n] for n in device]),
+        "comm": table("comm", comm, decoded([events[n].args for n in comm], CommArgs)),
+        "memory": table("memory", memory, decoded([events[n].args for n in memory], MemoryArgs)),
+    }
+
+
+def _distinct(names: Sequence[object]) -> set[str]:
+    """The texts among these: few names, many events, so each is looked at once."""
+    try:
+        found = set(names)
+    except TypeError:
+        found = {str(name) for name in names}
+    return {name for name in found if isinstance(name, str)}
+
+
+def joined(parts: Sequence[Pieces], base_ns: int) -> Columns:
+    """Return the frames of a file, with absolute times; a time that no clock shows is null."""
+    frames = {
+        name: _stacked([part[name] for part in parts if part.get(name)], schema) for name, schema in SCHEMAS.items()
+    }
+    start, length = pl.col("ts_ns"), pl.col("dur_ns")
+    absolute = pl.when(start.abs() < clock.LATEST_NS).then(start + base_ns).alias("ts_ns")
+    possible = pl.when(length < clock.LONGEST_NS).then(length).alias("dur_ns")
+    for name in ("events", "frames"):
+        frames[name] = frames[name].with_columns(absolute, possible)
+    frames["flows"] = frames["flows"].with_columns(absolute)
+    return Columns(**frames)
+
+
+def _stacked(parts: Sequence[dict[str, pl.Series]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    if not parts:
+        return pl.DataFrame(schema=schema)
+    return pl.DataFrame({name: pl.concat([part[name] for part in parts]) for name in schema})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2 * 2**20
 _CHUNK_BYTES = 2**20
 # Four bytes of zstd can stand for 128 KiB.
 _ZSTD_CHUNK_BYTES = 4096
@@ -26,7 +24,7 @@ _EXPANSION_MATTERS_FROM = 256 * 2**20
 
 
 def blocks(path: Path, findings: list[Finding]) -> Iterator[bytes]:
-    """Yield the decompressed text of a file in blocks of about BLOCK_BYTES, read ahead in a thread of its own.
+    """Yield the decompressed text of a file in blocks of about BLOCK_BYTES.
 
     Damage of the compression is added to `findings`; what came before it is yielded.
 
@@ -35,7 +33,7 @@ def blocks(path: Path, findings: list[Finding]) -> Iterator[bytes]:
     """
     try:
         with path.open("rb") as file:
-            yield from _ahead(_decompressed(path, file, findings))
+            yield from _decompressed(path, file, findings)
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"{path}: cannot be read ({reason}); check the path and its permissions") from None
@@ -183,38 +181,3 @@ def _zstd_up_to_damage(file: BinaryIO, frame_start: int, chunk_bytes: int) -> by
     except zstandard.ZstdError:
         pass
     return bytes(text)
-
-
-def _ahead(source: Iterator[bytes], depth: int = 2) -> Iterator[bytes]:
-    """Yield from `source`, which runs up to `depth` blocks ahead in a thread; its exceptions surface here."""
-    line: queue.Queue[bytes | BaseException | None] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(item: bytes | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                line.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return
-
-    def pump() -> None:
-        try:
-            for block in source:
-                put(block)
-                if stopped.is_set():
-                    return
-            put(None)
-        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the reader
-            put(error)
-
-    thread = threading.Thread(target=pump, name="tracekit-decompress", daemon=True)
-    thread.start()
-    try:
-        while (item := line.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        thread.join()

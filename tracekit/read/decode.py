@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +15,7 @@ import polars as pl
 from tracekit.errors import InputError
 from tracekit.read import clock
 from tracekit.read.batches import Batch, batches
-from tracekit.read.columns import Columns, columns, empty
+from tracekit.read.columns import Columns, Pieces, joined, pieces
 from tracekit.read.content import blocks, empty_sentence
 from tracekit.read.events import Document, Event, ExactDocument, ExactEvent
 from tracekit.read.facts import Facts, facts_before, facts_in, facts_of
@@ -47,7 +50,7 @@ class _Part(NamedTuple):
     """What one batch gave."""
 
     events: Sequence[Event]
-    columns: Columns | None
+    pieces: Pieces
     facts: Facts
     findings: list[Finding]
 
@@ -60,67 +63,98 @@ def decode(path: Path) -> Decoded:
     """
     findings: list[Finding] = []
     facts = Facts()
-    frames: list[Columns] = []
+    parts: list[Pieces] = []
     others: set[str] = set()
-    seen = 0
-    for part in _parts(batches(blocks(path, findings)), path):
-        facts = part.facts.or_else(facts)
-        findings.extend(part.findings)
-        seen += len(part.events)
-        if part.columns is not None:
-            frames.append(part.columns)
-        if not _has_spans(frames):
-            others.update(str(e.ph)[:8] for e in part.events)
-    _require_kineto(path, frames, others, seen, findings)
+    seen, has_spans = 0, False
+    with _without_cycles():
+        for part in _parts(batches(blocks(path, findings)), path):
+            facts = part.facts.or_else(facts)
+            findings.extend(part.findings)
+            seen += len(part.events)
+            parts.append(part.pieces)
+            has_spans = has_spans or any(e.ph == "X" for e in part.events)
+            if not has_spans:
+                others.update(str(e.ph)[:8] for e in part.events)
+    if not has_spans:
+        raise _no_kineto(path, others, seen, findings)
     base_ns = facts.base_ns or 0
     if abs(base_ns) >= clock.LATEST_NS:
         findings.append(Finding("baseTimeNanoseconds that no clock shows", None, 1, "times taken as they are"))
         base_ns = 0
-    columns_of_file = _joined(frames, base_ns)
-    return Decoded(columns_of_file, facts, merged([*findings, *_unusable_times(columns_of_file.events)]))
+    columns = joined(parts, base_ns)
+    return Decoded(columns, facts, merged([*findings, *_unusable_times(columns)]))
 
 
-def _parts(pieces: Iterator[Batch], path: Path) -> Iterator[_Part]:
-    seen, in_object = 0, True
-    for batch in pieces:
+@contextmanager
+def _without_cycles() -> Iterator[None]:
+    """Keep Python from searching for reference cycles: decoded events form none, and there are millions of them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:
+    seen, in_object, exact = 0, True, False
+    for batch in found:
         if batch.part == "alien":
             raise _refusal(batch, path)
         if batch.part == "head":
             in_object = batch.text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-            yield _Part([], None, *facts_before(batch.text))
+            yield _Part([], {}, *facts_before(batch.text))
         elif batch.part == "headless":
             lost = Finding(f"{CORRUPT}: the start of the file is missing or damaged", 0, 1, "events kept")
-            yield _Part([], None, facts_in(batch.text), [lost])
+            yield _Part([], {}, facts_in(batch.text), [lost])
         else:
-            part = _events(batch, seen, in_object=in_object)
+            try:
+                part = _events(batch, seen, _shape(in_object=in_object, exact=exact))
+            except clock.RoundedError:
+                exact = True
+                part = _events(batch, seen, _shape(in_object=in_object, exact=exact))
             seen += len(part.events)
             yield part
 
 
-def _events(batch: Batch, first_index: int, *, in_object: bool) -> _Part:
+class _Shape(NamedTuple):
+    """What is decoded, and whether the list of events is a value of an object that must close too."""
+
+    event: type[Event]
+    document: type[Document]
+    in_object: bool
+
+
+def _shape(*, in_object: bool, exact: bool) -> _Shape:
+    return _Shape(ExactEvent, ExactDocument, in_object) if exact else _Shape(Event, Document, in_object)
+
+
+def _events(batch: Batch, first_index: int, shape: _Shape) -> _Part:
+    """Decode one batch.
+
+    Raises:
+        RoundedError: this shape loses digits of its times.
+    """
     try:
-        events, facts = _whole(batch, in_object=in_object)
-        return _Part(events, columns(events, first_index), facts, [])
+        events, facts = _whole(batch, shape)
+        return _Part(events, pieces(events, first_index), facts, [])
     except _NOT_DECODABLE:
         at_end = batch.part == "rest"
-        saved = salvage(batch.text if at_end else batch.text[1:-1], batch.offset, at_end=at_end, in_object=in_object)
-        return _Part(saved.events, columns(saved.events, first_index), facts_in(saved.after), saved.findings)
+        text = batch.text if at_end else batch.text[1:-1]
+        saved = salvage(text, batch.offset, at_end=at_end, in_object=shape.in_object)
+        return _Part(saved.events, pieces(saved.events, first_index), facts_in(saved.after), saved.findings)
 
 
-def _whole(batch: Batch, *, in_object: bool) -> tuple[Sequence[Event], Facts]:
+def _whole(batch: Batch, shape: _Shape) -> tuple[Sequence[Event], Facts]:
     """Undamaged events; the last ones come with the end of the file, which closes them as a document or as a list."""
     if not batch.text.isascii():
         # What is skipped is not looked at otherwise.
         batch.text.decode()
     if batch.part == "events":
-        events = msgspec.json.decode(batch.text, type=list[Event])
-        if not clock.is_exact([e.ts for e in events]):
-            return msgspec.json.decode(batch.text, type=list[ExactEvent]), Facts()
-        return events, Facts()
-    whole = b'{"traceEvents":[' + batch.text + (b"" if in_object else b"}")
-    document: Document = msgspec.json.decode(whole, type=Document)
-    if not clock.is_exact([e.ts for e in document.events]):
-        document = msgspec.json.decode(whole, type=ExactDocument)
+        return msgspec.json.decode(batch.text, type=list[shape.event]), Facts()  # pyright: ignore[reportInvalidTypeForm]
+    whole = b'{"traceEvents":[' + batch.text + (b"" if shape.in_object else b"}")
+    document = msgspec.json.decode(whole, type=shape.document)
     return document.events, facts_of(document)
 
 
@@ -148,38 +182,23 @@ def _look(text: bytes) -> str | None:
     return next((name for magic, name in _LOOKS.items() if text.startswith(magic)), None)
 
 
-def _has_spans(frames: list[Columns]) -> bool:
-    return any((f.events["ph"] == "X").any() for f in frames)
-
-
-def _require_kineto(path: Path, frames: list[Columns], phases: set[str], seen: int, findings: list[Finding]) -> None:
-    if _has_spans(frames):
-        return
+def _no_kineto(path: Path, phases: set[str], seen: int, findings: list[Finding]) -> InputError:
+    """Say why JSON without complete events is none of ours."""
     if not seen:
         damage = f" ({findings[0].what})" if findings else ""
-        raise InputError(f"{path}: the trace holds no events{damage}; was the profiler active during a step?")
+        return InputError(f"{path}: the trace holds no events{damage}; was the profiler active during a step?")
     listed = ", ".join(repr(p) for p in sorted(phases)[:6])
-    raise InputError(
+    return InputError(
         f'{path}: not a Kineto trace (its {seen} events have the phases {listed}, none is a complete "X" event); '
         f"tracekit reads what torch.profiler exports"
     )
 
 
-def _joined(frames: list[Columns], base_ns: int) -> Columns:
-    parts = frames or [empty()]
-    events, device, comm, memory, flows = (pl.concat(p) for p in zip(*parts, strict=True))
-    start, length = pl.col("ts_ns"), pl.col("dur_ns")
-    absolute = pl.when(start.abs() < clock.LATEST_NS).then(start + base_ns).alias("ts_ns")
-    placed = events.with_columns(absolute, pl.when(length < clock.LONGEST_NS).then(length).alias("dur_ns"))
-    return Columns(placed, device, comm, memory, flows.with_columns(absolute))
-
-
-def _unusable_times(events: pl.DataFrame) -> list[Finding]:
+def _unusable_times(columns: Columns) -> list[Finding]:
     """Complete events that cannot be placed in time; the tables leave them out."""
-    spans = events.filter(pl.col("ph") == "X")
-    counts = {
-        "no start time, or an impossible one": spans["ts_ns"].null_count(),
-        "no duration, or an impossible one": spans["dur_ns"].null_count(),
-        "negative duration": spans.filter(pl.col("dur_ns") < 0).height,
-    }
+    counts: Counter[str] = Counter()
+    for spans in (columns.events.filter(pl.col("ph") == "X"), columns.frames):
+        counts["no start time, or an impossible one"] += spans["ts_ns"].null_count()
+        counts["no duration, or an impossible one"] += spans["dur_ns"].null_count()
+        counts["negative duration"] += int((spans["dur_ns"] < 0).sum())
     return [Finding(what, None, count, "event set aside") for what, count in counts.items() if count]

@@ -7,31 +7,29 @@ from typing import Any
 import msgspec
 
 ABSENT = msgspec.Raw()
+# Anything else where a time belongs makes an event damaged: see mend.py.
+Time = int | float | str | None
 
 
 class Links(msgspec.Struct, gc=False):
-    """The arguments that most events have, and those that tell whether the rest is worth decoding."""
+    """The arguments that tie any event to others, and those of rows on a device.
+
+    Every argument has the spellings of every torch since 1.8; what is not listed is skipped.
+    """
 
     external_id: Any = msgspec.field(default=None, name="External id")
-    external_id_2021: Any = msgspec.field(default=None, name="external id")
     correlation: Any = None
     sequence: Any = msgspec.field(default=None, name="Sequence number")
     stream: Any = None
     device: Any = None
+    copied_bytes: Any = msgspec.field(default=None, name="bytes")
     collective: Any = msgspec.field(default=None, name="Collective name")
-
-
-class Args(msgspec.Struct, gc=False):
-    """The arguments that the model needs, by the spellings of every torch since 1.8; the rest is skipped."""
-
-    external_id: Any = msgspec.field(default=None, name="External id")
     external_id_2021: Any = msgspec.field(default=None, name="external id")
-    correlation: Any = None
-    stream: Any = None
-    device: Any = None
-    sequence: Any = msgspec.field(default=None, name="Sequence number")
-    input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
-    input_type: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
+
+
+class CommArgs(msgspec.Struct, gc=False):
+    """The arguments of a collective; shapes and types stay JSON text."""
+
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_numel: Any = msgspec.field(default=None, name="In msg nelems")
     out_numel: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -43,7 +41,13 @@ class Args(msgspec.Struct, gc=False):
     group_id: Any = msgspec.field(default=None, name="Process Group ID")
     group_desc: Any = msgspec.field(default=None, name="Process Group Description")
     seq: Any = msgspec.field(default=None, name="Seq")
-    copied_bytes: Any = msgspec.field(default=None, name="bytes")
+    input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """The arguments of a ``[memory]`` instant."""
+
     delta_bytes: Any = msgspec.field(default=None, name="Bytes")
     address: Any = msgspec.field(default=None, name="Addr")
     allocated_bytes: Any = msgspec.field(default=None, name="Total Allocated")
@@ -53,15 +57,15 @@ class Args(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One entry of ``traceEvents``; times in microseconds as written, arguments as their text (:class:`Args`)."""
+    """One entry of ``traceEvents``; times in microseconds as written, arguments as their text."""
 
     ph: Any = None
     cat: Any = None
     name: Any = None
     pid: Any = None
     tid: Any = None
-    ts: Any = None
-    dur: Any = None
+    ts: Time = None
+    dur: Time = None
     id: Any = None
     args: msgspec.Raw = ABSENT
 
@@ -69,13 +73,13 @@ class Event(msgspec.Struct, gc=False):
 class ExactEvent(Event, gc=False):
     """The same for files whose absolute fractional times do not fit a float: the digits are kept."""
 
-    ts: msgspec.Raw = ABSENT
+    ts: msgspec.Raw = ABSENT  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class CheckedEvent(Event, gc=False):
     """The same with its arguments decoded, to tell whether they can be."""
 
-    args: Args | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    args: Links | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class Distributed(msgspec.Struct):

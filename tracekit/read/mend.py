@@ -14,6 +14,7 @@ from tracekit.read.events import CheckedEvent, Event, ExactEvent
 
 ODD_NUMBER = "number that JSON does not know (inf, nan)"
 _LARGE_NUMBER = "number beyond 64 bits"
+_NO_TIME = "something else where a time belongs"
 _SURROGATE = "half of a surrogate pair in text"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:inf(?:inity)?|nan)\b', re.IGNORECASE | re.DOTALL)
 _ILLEGAL_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})(.?)', re.DOTALL)
@@ -28,6 +29,7 @@ _QUOTED_VALUE = re.compile(
 # Mending looks at so much text: no event is longer, and a lost quote must not make every attempt a search of the rest.
 _MAX_MENDED_CHARS = 2**16
 _FEW_DIGITS = 18
+_TIMES = ("ts", "dur")
 
 
 def _refuse(token: str) -> Any:
@@ -139,6 +141,9 @@ def event_of(value: dict[str, Any]) -> tuple[Event, list[str]] | None:
     if "ph" not in value:
         return None
     what: set[str] = set()
+    if odd := {key for key in _TIMES if isinstance(value.get(key), bool | list | dict)}:
+        what.add(_NO_TIME)
+        value = {key: None if key in odd else v for key, v in value.items()}
     try:
         clean = _clean(value, what)
     except RecursionError:
@@ -180,7 +185,7 @@ def _number(value: Decimal, what: set[str], key: str) -> Any:
         return None
     if exponent == 0:
         return int(value)
-    return value if key in ("ts", "dur") else float(value)
+    return value if key in _TIMES else float(value)
 
 
 def _has_odd_number(value: Any) -> bool:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from tracekit.read import clock
 from tracekit.read.batches import BOUNDARY
 from tracekit.read.events import CheckedEvent, Document, Event, ExactEvent
 from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
@@ -112,8 +111,6 @@ def _decode(pieces: Sequence[_Piece]) -> list[Event] | None:
     if any(e.ph is None for e in checked):
         # Another object, which can be a whole trace around its events.
         return None
-    if clock.is_exact([e.ts for e in checked]):
-        return msgspec.json.decode(text, type=list[Event])
     return list[Event](msgspec.json.decode(text, type=list[ExactEvent]))
 
 

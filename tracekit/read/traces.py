@@ -194,7 +194,16 @@ def _files(
     rows: list[tuple[object, ...]] = []
     for (source, decoded), (rank, rank_from) in zip(read, ranked, strict=True):
         host = decoded.facts.host or hosts.get(rank)
-        rows.append((str(source.path), rank, rank_from, source.cycle, host, decoded.columns.events.height))
+        rows.append(
+            (
+                str(source.path),
+                rank,
+                rank_from,
+                source.cycle,
+                host,
+                decoded.columns.events.height + decoded.columns.frames.height,
+            )
+        )
     chosen = read[0].source.cycle
     rows.extend((str(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in everything if s.cycle != chosen)
     return pl.DataFrame(rows, schema=FILES_SCHEMA, orient="row").sort("cycle", "rank", "file")
