@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.model import names
-from tracekit.read.columns import Columns
+from tracekit.model.kinds import Kinds, timed
 
 # One row a call. `start_ns`, `end_ns`: the outermost CPU row. `kind_from`: args, op or annotation. `sizes_from`: args,
 # shapes or annotation, null where no size is known. `num_merged`: collectives coalesced into it. `external_ids`: of the
@@ -48,15 +48,17 @@ _THREAD = ["rank", "cycle", "pid", "tid"]
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
 
 
-def calls(columns: Columns) -> pl.DataFrame:
-    """Return CALLS_SCHEMA; waits and other rows that name no collective are left out."""
-    rows = columns.events.filter(
-        pl.col("ph") == "X",
-        pl.col("dur_ns") >= 0,
-        pl.col("cat").str.to_lowercase().is_in([*names.CPU_OPS, "user_annotation"]),
-        pl.any_horizontal(pl.col("name").str.starts_with(p) for p in names.CALL_PREFIXES),
-    ).with_columns((pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns"))
-    rows = rows.join(columns.comm, on=["rank", "cycle", "index"], how="left")
+def calls(kinds: Kinds, arguments: pl.DataFrame) -> pl.DataFrame:
+    """Return CALLS_SCHEMA; waits and other rows that name no collective are left out.
+
+    `arguments` are those of rows that name a collective, as read.
+    """
+    named = pl.any_horizontal(pl.col("name").str.starts_with(p) for p in names.CALL_PREFIXES)
+    rows = timed(pl.concat([part.filter(named) for part in (kinds.operators, kinds.annotations)]))
+    if rows.is_empty():
+        return pl.DataFrame(schema=CALLS_SCHEMA)
+    rows = rows.with_columns((pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns"))
+    rows = rows.join(arguments, on=["rank", "cycle", "index"], how="left")
     rows = rows.sort(*_THREAD, "ts_ns", "end_ns", descending=[False] * 5 + [True])
     reach = pl.col("end_ns").cum_max().shift(1).over(_THREAD)
     rows = rows.with_columns((reach.is_null() | (pl.col("ts_ns") >= reach)).cum_sum().cast(pl.Int64).alias("call"))

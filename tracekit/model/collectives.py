@@ -73,7 +73,7 @@ def collectives(
     steps: pl.DataFrame,
     attribution: Attribution,
     *,
-    events: pl.DataFrame,
+    annotations: pl.DataFrame,
     manifest: Manifest | None = None,
     world_size: int | None = None,
 ) -> pl.DataFrame:
@@ -81,10 +81,12 @@ def collectives(
 
     `arguments` are those of rows that name a collective, as read.
     """
+    if calls.is_empty() and not (work["class"] == "comm").any():
+        return pl.DataFrame(schema=COLLECTIVES_SCHEMA)
     rows = _calls_with_work(_executions(arguments, work), calls)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = with_layers(rows.sort("at_ns", "index"), manifest)
-    rows = _with_sizes(with_axes(rows, manifest, events))
+    rows = _with_sizes(with_axes(rows, manifest, annotations))
     together = turns(steps).select(*_RUN, "step", "turn")
     rows = rows.join(together, on=[*_RUN, "step"], how="left", nulls_equal=True)
     rows = with_waits(with_matches(rows, world_size))

@@ -14,7 +14,9 @@ from typing import TypeVar
 import polars as pl
 
 from tracekit.model import names
-from tracekit.model.ranges import RUN, fsdp_ranges, module_ranges, ranges, recorder_ranges, spans
+from tracekit.model.kinds import Kinds, without
+from tracekit.model.moments import latest
+from tracekit.model.ranges import NO_RANGES, RUN, fsdp_ranges, module_ranges, ranges, recorder_ranges, spans
 from tracekit.model.steps import step_at
 
 T = TypeVar("T")
@@ -31,15 +33,14 @@ _SEGMENTS_SCHEMA: dict[str, pl.DataType] = {
 class Attribution:
     """Looks up layer and phase of moments; built once from the events of a run."""
 
-    def __init__(self, events: pl.DataFrame, steps: pl.DataFrame, frames: pl.DataFrame) -> None:
+    def __init__(self, kinds: Kinds, steps: pl.DataFrame, frames: pl.DataFrame) -> None:
         """Collect the ranges of all ranks and cut time into segments with one answer each; `frames` are Python's."""
-        told = pl.concat([fsdp_ranges(events), recorder_ranges(events)])
+        told = pl.concat([fsdp_ranges(kinds.annotations), recorder_ranges(kinds.annotations)])
         # Modules are a guess at what a layer is: only for ranks where nothing tells.
-        silent = frames.join(told.drop_nulls("layer").select(RUN).unique(), on=RUN, how="anti")
-        named = pl.concat([told, module_ranges(silent)])
-        phases = pl.concat([_autograd_phases(events, steps), named.filter(pl.col("phase").is_not_null())])
+        named = pl.concat([told, module_ranges(without(frames, told.drop_nulls("layer")))])
+        phases = pl.concat([_autograd_phases(kinds, steps), named.filter(pl.col("phase").is_not_null())])
         by_annotation = _segments(named.filter(pl.col("layer").is_not_null()), "layer")
-        backward = _backward_ranges(events, by_annotation, named)
+        backward = _backward_ranges(kinds.operators, by_annotation, named)
         layers = pl.concat([named, backward]).filter(pl.col("layer").is_not_null())
         self._layers = _segments(layers, "layer")
         self._phases = _segments(phases, "phase")
@@ -50,51 +51,40 @@ class Attribution:
         return located.with_columns(pl.col("phase").fill_null("other")).drop("phase_from")
 
 
-def _backward_ops(events: pl.DataFrame) -> pl.DataFrame:
-    return spans(events.filter(pl.col("name").str.starts_with(names.BACKWARD_OP)))
-
-
-def _backward_ranges(events: pl.DataFrame, layers: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+def _backward_ranges(operators: pl.DataFrame, layers: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
     """Backward operators with the layer of their forward, by sequence number, for runs without FSDP2's own marks."""
-    marked = named.filter(pl.col("phase") == "backward", pl.col("layer").is_not_null()).select(RUN).unique()
-    ops = events.filter(pl.col("ph") == "X", pl.col("sequence") >= 0).join(marked, on=RUN, how="anti")
+    if layers.is_empty():
+        return NO_RANGES
+    ops = without(operators, named.filter(pl.col("phase") == "backward", pl.col("layer").is_not_null()))
+    ops = ops.filter(pl.col("ph") == "X", pl.col("sequence") >= 0)
     is_backward = pl.col("name").str.starts_with("autograd::")
     forward = _look_up(ops.filter(~is_backward), layers, "ts_ns", "layer").drop_nulls("layer")
     # Operators that make no graph node carry the number of the next one that does: the last to carry it made it.
     owner = forward.sort("ts_ns").group_by(*RUN, "sequence").agg(pl.col("layer").last())
-    backward = _backward_ops(ops).join(owner, on=[*RUN, "sequence"], how="inner")
+    backward = spans(ops.filter(pl.col("name").str.starts_with(names.BACKWARD_OP))).join(
+        owner, on=[*RUN, "sequence"], how="inner"
+    )
     return ranges(backward.with_columns(pl.lit("backward").alias("phase")), "autograd")
 
 
-def _autograd_phases(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _autograd_phases(kinds: Kinds, steps: pl.DataFrame) -> pl.DataFrame:
     """Phases from what autograd and the optimizer leave in any trace, for ranks without the recorder's phase ranges.
 
     Inside a step: forward up to the first backward operator, backward up to the last one before the next forward or the
     optimizer, optimizer from its mark to the end of the step, other in between.
     """
-    told = events.filter(pl.col("name").str.contains(names.RECORDER_BACKWARD)).select(RUN).unique()
-    forward = pl.col("cat").eq("fwdbwd") & pl.col("ph").eq("s")
-    backward = pl.col("name").str.starts_with(names.BACKWARD_OP) & pl.col("ph").eq("X")
-    optimizer = pl.col("name").str.contains(names.OPTIMIZER_STEP) & pl.col("cat").eq("user_annotation")
-    marks = (
-        events.with_columns(
-            pl.when(forward)
-            .then(pl.lit("forward"))
-            .when(backward)
-            .then(pl.lit("backward"))
-            .when(optimizer)
-            .then(pl.lit("optimizer"))
-            .alias("phase")
-        )
-        .filter(pl.col("phase").is_not_null())
-        .join(told, on=RUN, how="anti")
-        .select(
-            *RUN,
-            pl.col("ts_ns").alias("start_ns"),
-            (pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)).alias("mark_end_ns"),
-            "phase",
-        )
-    )
+    name = pl.col("name")
+    found = {
+        "forward": kinds.links.filter(pl.col("ph") == "s"),
+        "backward": kinds.operators.filter(name.str.starts_with(names.BACKWARD_OP), pl.col("ph") == "X"),
+        "optimizer": kinds.annotations.filter(name.str.contains(names.OPTIMIZER_STEP)),
+    }
+    told = kinds.annotations.filter(name == names.RECORDER_BACKWARD)
+    marks = without(pl.concat([part.with_columns(pl.lit(phase).alias("phase")) for phase, part in found.items()]), told)
+    if marks.is_empty():
+        return NO_RANGES
+    end = pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)
+    marks = marks.select(*RUN, pl.col("ts_ns").alias("start_ns"), end.alias("mark_end_ns"), "phase")
     window = steps.select(*RUN, "step", pl.col("start_ns").alias("step_start"), pl.col("end_ns").alias("step_end"))
     runs = (
         step_at(marks, steps, "start_ns")
@@ -163,13 +153,5 @@ def _innermost(found: Iterable[tuple[int, int, T]]) -> list[tuple[int, T | None]
 
 
 def _look_up(table: pl.DataFrame, segments: pl.DataFrame, time: str, into: str) -> pl.DataFrame:
-    order = "__order"
-    return (
-        table.drop(into, f"{into}_from", strict=False)
-        .with_row_index(order)
-        .sort(time)
-        .join_asof(segments, left_on=time, right_on="from_ns", by=RUN, strategy="backward", check_sortedness=False)
-        .sort(order)
-        .rename({"value": into, "source": f"{into}_from"})
-        .drop(order, "from_ns")
-    )
+    found = latest(table, time, segments, "from_ns", RUN)
+    return table.with_columns(found["value"].alias(into), found["source"].alias(f"{into}_from"))

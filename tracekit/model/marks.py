@@ -5,19 +5,20 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import names
+from tracekit.model.kinds import Kinds
 
 _RUN = ["rank", "cycle"]
 _THREAD = [*_RUN, "pid", "tid"]
 
 
-def windows(events: pl.DataFrame) -> pl.DataFrame:
+def windows(kinds: Kinds) -> pl.DataFrame:
     """Return rank, cycle, step, start_ns, end_ns, complete, reason: of each rank, windows that do not overlap.
 
     Steps are the outermost marks of one thread: of several, the one with the most marks, then the most marked time.
     A step ends where the mark after it begins if that has the next number, else where its own mark ends: what lies
     between belongs to no step. Of marks with one number the first is the step, and it is incomplete with a reason.
     """
-    chain = _of_one_thread(_outermost(_usable(marks(events)))).sort(*_RUN, "start_ns")
+    chain = _of_one_thread(_outermost(_usable(marks(kinds)))).sort(*_RUN, "start_ns")
     following = pl.col("start_ns").shift(-1).over(_RUN)
     is_next = pl.col("step").shift(-1).over(_RUN) == pl.col("step") + 1
     end = pl.when(is_next).then(following).otherwise(pl.min_horizontal("end_ns", following))
@@ -34,11 +35,12 @@ def windows(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def marks(events: pl.DataFrame) -> pl.DataFrame:
+def marks(kinds: Kinds) -> pl.DataFrame:
     """Every mark on the CPU: rank, cycle, pid, tid, step (null: its number is too large), start_ns, end_ns."""
-    on_cpu = pl.col("cat").str.to_lowercase() != "gpu_user_annotation"
+    named = pl.col("name").str.starts_with(names.STEP_MARK_PREFIX)
+    events = pl.concat([part.filter(named) for part in (kinds.annotations, kinds.operators, kinds.others)])
     number = pl.col("name").str.extract(names.STEP_MARK, 1).cast(pl.Int64, strict=False)
-    return events.filter(pl.col("ph") == "X", on_cpu, pl.col("name").str.contains(names.STEP_MARK)).select(
+    return events.filter(pl.col("ph") == "X", pl.col("name").str.contains(names.STEP_MARK)).select(
         *_THREAD,
         number.alias("step"),
         pl.col("ts_ns").alias("start_ns"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.model import names
 from tracekit.model.layers import Attribution
-from tracekit.read.columns import Columns
+from tracekit.model.moments import latest
 
 # One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after
 # it (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the
@@ -29,21 +28,20 @@ _BY_PHASE = {"forward": "activations", "backward": "gradients and temporaries", 
 BEFORE_WINDOW = "before the window"
 
 
-def memory(columns: Columns, attribution: Attribution) -> pl.DataFrame:
-    """Return MEMORY_SCHEMA for what was read."""
-    instants = columns.events.filter(pl.col("name") == names.MEMORY_EVENT, pl.col("ph") == "i")
-    rows = instants.join(columns.memory, on=[*_RUN, "index"], how="inner").drop_nulls("delta_bytes")
+def memory(instants: pl.DataFrame, annotations: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Return MEMORY_SCHEMA of these instants, as read."""
+    rows = instants.drop_nulls("delta_bytes")
     number = pl.col("device_id").fill_null(0).clip(0)
     device = pl.when(pl.col("device_type") == 0).then(pl.lit("cpu")).otherwise(pl.format("cuda:{}", number))
     rows = rows.sort(*_RUN, "ts_ns", "index").with_columns(device.alias("device"))
-    rows = _with_category(attribution.locate(rows, "ts_ns"), columns.events)
+    rows = _with_category(attribution.locate(rows, "ts_ns"), annotations)
     return rows.select(list(MEMORY_SCHEMA)).cast(MEMORY_SCHEMA)  # type: ignore[arg-type]
 
 
-def _with_category(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+def _with_category(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:
     """Judge allocations by the annotation or phase around them; give each free the category of its allocation."""
     judged = pl.coalesce(
-        _by_annotation(rows, events),
+        _by_annotation(rows, annotations),
         pl.col("phase").replace_strict(_BY_PHASE, default="other", return_dtype=pl.String),
     )
     block = [*_RUN, "device", "address"]
@@ -54,10 +52,12 @@ def _with_category(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _by_annotation(rows: pl.DataFrame, events: pl.DataFrame) -> pl.Series:
+def _by_annotation(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.Series:
     """Unsharded parameters and collective buffers are allocated inside FSDP2's own annotations."""
     marks = (
-        events.filter(pl.col("ph") == "X", pl.col("name").str.contains(r"^FSDP::(all_gather|post_backward_reduce)"))
+        annotations.filter(
+            pl.col("ph") == "X", pl.col("name").str.contains(r"^FSDP::(all_gather|post_backward_reduce)")
+        )
         .select(
             *_RUN,
             pl.col("ts_ns").alias("mark_ns"),
@@ -69,11 +69,5 @@ def _by_annotation(rows: pl.DataFrame, events: pl.DataFrame) -> pl.Series:
         )
         .sort("mark_ns")
     )
-    order = "__order"
-    joined = (
-        rows.with_row_index(order)
-        .sort("ts_ns")
-        .join_asof(marks, left_on="ts_ns", right_on="mark_ns", by=_RUN, strategy="backward", check_sortedness=False)
-        .sort(order)
-    )
-    return joined.select(pl.when(pl.col("ts_ns") < pl.col("mark_end_ns")).then("mark")).to_series()
+    around = latest(rows, "ts_ns", marks, "mark_ns", _RUN)
+    return around.select(pl.when(rows["ts_ns"] < pl.col("mark_end_ns")).then("mark")).to_series()

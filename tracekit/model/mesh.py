@@ -15,6 +15,7 @@ import math
 
 import polars as pl
 
+from tracekit.model.moments import latest
 from tracekit.read.manifest import Axis, Manifest
 
 SHARD, REPLICATE, TENSOR = "dp_shard", "dp_replicate", "tp"
@@ -25,13 +26,13 @@ _DESCRIBED = r"^mesh_(\w+)$"
 _RUN = ["rank", "cycle"]
 
 
-def with_axes(rows: pl.DataFrame, manifest: Manifest | None, events: pl.DataFrame) -> pl.DataFrame:
+def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.DataFrame) -> pl.DataFrame:
     """Return the rows with `group_size` filled in where it can be known, `axis`, `axis_from` and `mesh_group`.
 
     Needs kind, phase, in_numel, out_numel, group_desc and at_ns, in the order of issue for the norms.
     """
     axes = _axes(manifest)
-    rows = _inside(_sized(rows), events).with_columns(_described(axes).alias("axis"))
+    rows = _inside(_sized(rows), annotations).with_columns(_described(axes).alias("axis"))
     found = [
         (pl.col("axis"), "group"),
         (_annotated(axes), "annotation"),
@@ -89,25 +90,17 @@ def _sized(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(pl.coalesce("group_size", ratio.cast(pl.Int32, strict=False)).alias("group_size"))
 
 
-def _inside(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+def _inside(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:
     """Add `in_fsdp`: issued inside FSDP2's own communication; `follows`: right after a call of the same size."""
-    marks = events.filter(
-        pl.col("ph") == "X", pl.col("cat") == "user_annotation", pl.col("name").str.contains(_FSDP)
-    ).select(*_RUN, pl.col("ts_ns").alias("mark_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns"))
-    order = "__order"
-    joined = (
-        rows.with_row_index(order)
-        .sort("at_ns")
-        .join_asof(
-            marks.sort("mark_ns"), left_on="at_ns", right_on="mark_ns", by=_RUN, strategy="backward",
-            check_sortedness=False,
-        )
-    )  # fmt: skip
-    inside = (pl.col("at_ns") < pl.col("mark_end_ns")).fill_null(value=False)
-    joined = joined.with_columns(inside.alias("in_fsdp"))
+    marks = annotations.filter(pl.col("ph") == "X", pl.col("name").str.contains(_FSDP)).select(
+        *_RUN, pl.col("ts_ns").alias("mark_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns")
+    )
+    around = latest(rows, "at_ns", marks.sort("mark_ns"), "mark_ns", _RUN)
+    inside = (rows["at_ns"] < around["mark_end_ns"]).fill_null(value=False)
+    joined = rows.with_columns(inside.alias("in_fsdp"))
     same = pl.struct("kind", "in_numel", "phase", "in_fsdp")
     follows = (same == same.shift(1)).over(*_RUN, "step").fill_null(value=False)
-    return joined.with_columns(follows.alias("follows")).sort(order).drop(order, "mark_ns", "mark_end_ns")
+    return joined.with_columns(follows.alias("follows"))
 
 
 def _described(axes: list[Axis]) -> pl.Expr:

@@ -10,9 +10,12 @@ COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 CPU_OPS = ("cpu_op", "operator")
 # Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
 LAUNCH = r"(^|_)(runtime|driver)$"
-# Rows that carry a stream or a device and yet are no work: waits, spans drawn around kernels, profiler overhead.
+ANNOTATION = "user_annotation"
+# Links from a forward operator to its backward.
+LINK = "fwdbwd"
 PYTHON_FRAME = "python_function"
-NEVER_WORK = ("gpu_user_annotation", "overhead", PYTHON_FRAME, "user_annotation", "trace")
+# Rows that carry a stream or a device and yet are no work: waits, spans drawn around kernels, profiler overhead.
+NEVER_WORK = ("gpu_user_annotation", "overhead", PYTHON_FRAME, "trace")
 SYNC = r"_sync$"
 MEMORY_EVENT = "[memory]"
 OPTIMIZER_STEP = r"^Optimizer\.step#"
@@ -20,7 +23,23 @@ BACKWARD_OP = "autograd::engine::evaluate_function"
 # Rows of a CPU run whose own time is autograd's bookkeeping or a hook in it: what computes inside them has its own row.
 AUTOGRAD_FRAME = r"^(torch::)?autograd::|Backward\d*$"
 CALL_OR_WAIT = r"c10d|^record_param_comms|wait"
+STEP_MARK_PREFIX = "ProfilerStep#"
 STEP_MARK = r"^ProfilerStep#(\d+)$"
+
+
+def family_of(category: str | None) -> str:
+    """Return the field of Kinds (model/kinds.py) that events of this category belong to."""
+    lower = (category or "").lower()
+    if lower in CPU_OPS:
+        return "operators"
+    if lower == ANNOTATION:
+        return "annotations"
+    if category == LINK:
+        return "links"
+    if re.search(LAUNCH, lower):
+        return "launches"
+    return "drawn" if lower in NEVER_WORK or re.search(SYNC, lower) else "others"
+
 
 # -- collectives ---------------------------------------------------------------------------------------------------
 NCCL_ANNOTATION = "nccl:"
@@ -108,5 +127,6 @@ FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"
 # The recorder's: "tracekit::forward (layers.0)", "tracekit::forward" (the root), "tracekit::backward".
 RECORDER_FORWARD = r"^tracekit::forward(?: \((.*)\))?$"
 RECORDER_PHASE = r"^tracekit::(forward|backward|optimizer)"
+MODULE_FRAME_PREFIX = "nn.Module: "
 MODULE_FRAME = r"^nn\.Module: (.+)_(\d+)$"
-RECORDER_BACKWARD = r"^tracekit::backward$"
+RECORDER_BACKWARD = "tracekit::backward"

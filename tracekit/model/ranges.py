@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import names
+from tracekit.model.kinds import timed
 
 # `layer` and `phase` null where the range does not tell; `source`: FSDP2, recorder, nn.Module, autograd.
 RANGES_SCHEMA: dict[str, pl.DataType] = {
@@ -16,6 +17,7 @@ RANGES_SCHEMA: dict[str, pl.DataType] = {
     "phase": pl.String(),
     "source": pl.String(),
 }
+NO_RANGES = pl.DataFrame(schema=RANGES_SCHEMA)
 RUN = ["rank", "cycle"]
 # FSDP2's annotations by the phase that they belong to; `all_gather` runs in both and takes the phase around it.
 _FSDP_FORWARD = ("root_pre_forward", "pre_forward", "post_forward", "cast_forward_inputs")
@@ -29,17 +31,22 @@ def ranges(frame: pl.DataFrame, source: str) -> pl.DataFrame:
 
 def spans(events: pl.DataFrame) -> pl.DataFrame:
     """Return the complete events with `start_ns` and `end_ns`."""
-    return events.filter(pl.col("ph") == "X", pl.col("dur_ns") >= 0).with_columns(
-        pl.col("ts_ns").alias("start_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns")
-    )
+    return _with_ends(timed(events))
 
 
-def fsdp_ranges(events: pl.DataFrame) -> pl.DataFrame:
+def _with_ends(events: pl.DataFrame) -> pl.DataFrame:
+    start = pl.col("ts_ns")
+    return events.with_columns(start.alias("start_ns"), (start + pl.col("dur_ns")).alias("end_ns"))
+
+
+def fsdp_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
     """FSDP2's annotations, and the stretches between them: a unit's forward and its backward."""
+    found = spans(annotations.filter(pl.col("name").str.starts_with("FSDP::")))
+    if found.is_empty():
+        return NO_RANGES
     groups = pl.col("name").str.extract_groups(names.FSDP_ANNOTATION)
     marks = (
-        spans(events.filter(pl.col("cat") == "user_annotation", pl.col("name").str.starts_with("FSDP::")))
-        .with_columns(groups.alias("g"))
+        found.with_columns(groups.alias("g"))
         .with_columns(
             pl.col("g").struct.field("1").alias("mark"),
             pl.coalesce(pl.col("g").struct.field("2"), pl.col("g").struct.field("3"), pl.lit("")).alias("layer"),
@@ -84,9 +91,11 @@ def _between(marks: pl.DataFrame, first: str, last: list[str], phase: str) -> pl
     )
 
 
-def recorder_ranges(events: pl.DataFrame) -> pl.DataFrame:
+def recorder_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
     """The ranges that tracekit's recorder leaves where the strategy has no annotations of its own."""
-    marks = spans(events.filter(pl.col("cat") == "user_annotation", pl.col("name").str.starts_with("tracekit::")))
+    marks = spans(annotations.filter(pl.col("name").str.starts_with("tracekit::")))
+    if marks.is_empty():
+        return NO_RANGES
     is_forward = pl.col("name").str.contains(names.RECORDER_FORWARD)
     layer = pl.when(is_forward).then(pl.col("name").str.extract(names.RECORDER_FORWARD, 1).fill_null(""))
     phase = pl.col("name").str.extract(names.RECORDER_PHASE, 1)
@@ -98,9 +107,10 @@ def module_ranges(frames: pl.DataFrame) -> pl.DataFrame:
 
     That is the block of a transformer; a model without repeating modules has no layers to tell apart.
     """
-    frames = frames.filter(pl.col("name").str.contains(names.MODULE_FRAME), pl.col("dur_ns") >= 0).with_columns(
-        pl.col("ts_ns").alias("start_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns")
-    )
+    frames = frames.filter(pl.col("name").str.starts_with(names.MODULE_FRAME_PREFIX), pl.col("dur_ns") >= 0)
+    frames = _with_ends(frames.filter(pl.col("name").str.contains(names.MODULE_FRAME)))
+    if frames.is_empty():
+        return NO_RANGES
     parts = pl.col("name").str.extract_groups(names.MODULE_FRAME)
     frames = frames.with_columns(
         parts.struct.field("1").alias("class"), (parts.struct.field("1") + "_" + parts.struct.field("2")).alias("layer")

@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from tracekit.model import calls, collectives, memory, names, steps, work
+from tracekit.model.kinds import Kinds, kinds
 from tracekit.model.lanes import overrun_repairs
 from tracekit.model.layers import Attribution
 from tracekit.read.manifest import Manifest, read_manifest
@@ -45,8 +46,12 @@ class Run:
     def events(self) -> pl.DataFrame:
         """All events that were read, in file order: EVENT_SCHEMA with rank and cycle."""
         events, frames = self._columns.events, self._columns.frames
-        kind = pl.lit("X").alias("ph"), pl.lit(names.PYTHON_FRAME).alias("cat")
-        return pl.concat([events, frames.with_columns(kind)], how="diagonal").sort("rank", "cycle", "index")
+        instants = self._columns.memory.select("rank", "cycle", "index", "cat", "pid", "tid", "ts_ns")
+        apart = [
+            frames.with_columns(ph=pl.lit("X"), cat=pl.lit(names.PYTHON_FRAME)),
+            instants.with_columns(ph=pl.lit("i"), name=pl.lit(names.MEMORY_EVENT)),
+        ]
+        return pl.concat([events, *apart], how="diagonal").sort("rank", "cycle", "index")
 
     @property
     def psi(self) -> int | None:
@@ -71,7 +76,7 @@ class Run:
         if note:
             rows.append({"what": note, "count": 1, "done": "steps are matched by order"})
         what = "step marks on another thread, inside or repeating another, or without a usable number"
-        unused = steps.unused_marks(self._columns.events, self.steps).iter_rows(named=True)
+        unused = steps.unused_marks(self._kinds, self.steps).iter_rows(named=True)
         rows.extend({**row, "what": what, "done": "not used as steps"} for row in unused)
         rows.extend(overrun_repairs(self.work))
         return pl.concat([self._found, pl.DataFrame(rows, schema=REPAIRS_SCHEMA)])
@@ -79,12 +84,12 @@ class Run:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
-        return steps.without_device_work(steps.steps(self._columns.events, self.manifest, self._found), self._columns)
+        return steps.without_device_work(steps.steps(self._kinds, self.manifest, self._found), self._kinds)
 
     @cached_property
     def work(self) -> pl.DataFrame:
         """Everything that occupied a device: WORK_SCHEMA."""
-        return work.work(self._columns, self._calls, self.steps, self._attribution)
+        return work.work(self._columns, self._kinds, self._calls, self.steps, self._attribution)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
@@ -95,7 +100,7 @@ class Run:
             self.work,
             self.steps,
             self._attribution,
-            events=self._columns.events,
+            annotations=self._kinds.annotations,
             manifest=self.manifest,
             world_size=self.world_size,
         )
@@ -103,15 +108,19 @@ class Run:
     @cached_property
     def memory(self) -> pl.DataFrame:
         """Allocations and frees: MEMORY_SCHEMA."""
-        return memory.memory(self._columns, self._attribution)
+        return memory.memory(self._columns.memory, self._kinds.annotations, self._attribution)
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return kinds(self._columns.events)
 
     @cached_property
     def _calls(self) -> pl.DataFrame:
-        return calls.calls(self._columns)
+        return calls.calls(self._kinds, self._columns.comm)
 
     @cached_property
     def _attribution(self) -> Attribution:
-        return Attribution(self._columns.events, self.steps, self._columns.frames)
+        return Attribution(self._kinds, self.steps, self._columns.frames)
 
 
 def open_run(

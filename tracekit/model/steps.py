@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import marks, names
-from tracekit.read.columns import Columns
+from tracekit.model.kinds import Kinds, without
+from tracekit.model.moments import latest
 from tracekit.read.findings import CORRUPT, ENDS_EARLY
 from tracekit.read.manifest import Manifest
 
@@ -23,19 +24,23 @@ STEPS_SCHEMA: dict[str, pl.DataType] = {
 }
 
 
-def steps(events: pl.DataFrame, manifest: Manifest | None = None, repairs: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return STEPS_SCHEMA for these events; never an invented step.
+def steps(kinds: Kinds, manifest: Manifest | None = None, repairs: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return STEPS_SCHEMA; never an invented step.
 
     What the manifest calls incomplete, or a repair (REPAIRS_SCHEMA) cut or corrupt, has an incomplete last step.
     """
-    marked = marks.windows(events)
-    unmarked = events.filter(pl.col("ph") == "X").join(marked, on=["rank", "cycle"], how="anti")
-    whole = unmarked.group_by("rank", "cycle").agg(
-        pl.lit(None, pl.Int64).alias("step"),
-        pl.col("ts_ns").min().alias("start_ns"),
-        (pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)).max().alias("end_ns"),
-        pl.lit(value=True).alias("complete"),
-        pl.lit("whole trace: no ProfilerStep marks in it that can be used").alias("reason"),
+    marked = marks.windows(kinds)
+    unmarked = pl.concat([without(part, marked) for part in kinds])
+    whole = (
+        unmarked.filter(pl.col("ph") == "X")
+        .group_by("rank", "cycle")
+        .agg(
+            pl.lit(None, pl.Int64).alias("step"),
+            pl.col("ts_ns").min().alias("start_ns"),
+            (pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)).max().alias("end_ns"),
+            pl.lit(value=True).alias("complete"),
+            pl.lit("whole trace: no ProfilerStep marks in it that can be used").alias("reason"),
+        )
     )
     columns = list(STEPS_SCHEMA)
     table = pl.concat([marked.select(columns), whole.select(columns)]).cast(STEPS_SCHEMA)  # type: ignore[arg-type]
@@ -82,12 +87,12 @@ def _mark_cut(table: pl.DataFrame, cuts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def unused_marks(events: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFrame:
+def unused_marks(kinds: Kinds, steps_table: pl.DataFrame) -> pl.DataFrame:
     """Return rank, cycle, count: of each rank, the marks that are no steps; none where all are."""
     run = ["rank", "cycle"]
     used = steps_table.drop_nulls("step").group_by(run).agg(pl.len().cast(pl.Int64).alias("used"))
     return (
-        marks.marks(events)
+        marks.marks(kinds)
         .group_by(run)
         .agg(pl.len().cast(pl.Int64).alias("count"))
         .join(used, on=run, how="left")
@@ -97,23 +102,24 @@ def unused_marks(events: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFram
     )
 
 
-def without_device_work(steps_table: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+def without_device_work(steps_table: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
     """Return the steps, those incomplete for which the activity of the device was lost.
 
     On a rank that recorded kernels or copies, that is a step that launched none of them. On a rank that recorded
     launches of kernels but nothing on any device, it is every step. CPU runs have neither.
     """
     run, category = ["rank", "cycle"], pl.col("cat").str.to_lowercase()
-    timed = columns.events.filter(pl.col("ph") == "X", pl.col("ts_ns").is_not_null())
-    launches = timed.filter(category.str.contains(names.LAUNCH), pl.col("correlation") > 0)
-    device = timed.filter(category.is_in([*names.KERNELS, *names.COPIES]) | category.str.ends_with("_ccp_events"))
+    placed = pl.col("ph").eq("X") & pl.col("ts_ns").is_not_null()
+    launches = kinds.launches.filter(placed, pl.col("correlation") > 0)
+    known = category.is_in([*names.KERNELS, *names.COPIES]) | category.str.ends_with("_ccp_events")
+    device = kinds.others.filter(placed, known)
     at = launches.select(*run, "correlation", pl.col("ts_ns").alias("at_ns")).unique([*run, "correlation"])
-    placed = (
+    started = (
         device.select(*run, "ts_ns", "correlation")
         .join(at, on=[*run, "correlation"], how="left")
         .with_columns(pl.coalesce("at_ns", "ts_ns").alias("at_ns"))
     )
-    busy = step_at(placed, steps_table, "at_ns").select(*run, "step").unique().with_columns(pl.lit(1).alias("busy"))
+    busy = step_at(started, steps_table, "at_ns").select(*run, "step").unique().with_columns(pl.lit(1).alias("busy"))
     recorded = device.select(run).unique().with_columns(pl.lit(1).alias("recorded"))
     launched = launches.filter(pl.col("name").str.contains("(?i)launch")).group_by(run).agg(pl.len().alias("launched"))
     table = steps_table.join(busy, on=[*run, "step"], how="left", nulls_equal=True, maintain_order="left")
@@ -162,19 +168,6 @@ def turns(steps_table: pl.DataFrame) -> pl.DataFrame:
 def step_at(table: pl.DataFrame, steps_table: pl.DataFrame, time: str) -> pl.DataFrame:
     """Return `table` with a `step` column: the step whose window, on its rank, holds the time in column `time`."""
     windows = steps_table.select("rank", "cycle", "step", "start_ns", "end_ns").sort("start_ns", "end_ns")
-    order = "__order"
-    joined = (
-        table.with_row_index(order)
-        .sort(time)
-        .join_asof(
-            windows.rename({"start_ns": "__start", "end_ns": "__end"}),
-            left_on=time,
-            right_on="__start",
-            by=["rank", "cycle"],
-            strategy="backward",
-            check_sortedness=False,
-        )
-        .sort(order)
-    )
-    inside = pl.col(time) < pl.col("__end")
-    return joined.with_columns(pl.when(inside).then("step").alias("step")).drop(order, "__start", "__end")
+    around = latest(table, time, windows, "start_ns", ["rank", "cycle"])
+    step = around.select(pl.when(table[time] < pl.col("end_ns")).then("step").alias("step"))
+    return table.with_columns(step["step"])

@@ -6,8 +6,10 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.backend import match_spans
+from tracekit.model.kinds import Kinds, timed, without
 from tracekit.model.lanes import cut_overruns
 from tracekit.model.layers import Attribution
+from tracekit.model.moments import latest
 from tracekit.model.operators import own_time
 from tracekit.model.patterns import patterns
 from tracekit.model.steps import step_at
@@ -40,43 +42,36 @@ WORK_SCHEMA: dict[str, pl.DataType] = {
 _RUN = ["rank", "cycle"]
 
 
-def work(columns: Columns, calls: pl.DataFrame, steps: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+def work(
+    columns: Columns, kinds: Kinds, calls: pl.DataFrame, steps: pl.DataFrame, attribution: Attribution
+) -> pl.DataFrame:
     """Return WORK_SCHEMA for what was read."""
-    events = columns.events
-    device = _device_rows(columns, calls)
+    device = _device_rows(columns, kinds, calls)
     # A trace without device rows is a CPU run, and its operators are the work; unless it calls NCCL: then its device
     # was not recorded, and what the CPU did there is no measure of anything.
-    calls_nccl = events.filter(pl.col("name").str.starts_with(names.NCCL_ANNOTATION))
-    on_gpu = pl.concat([device.select(_RUN), calls_nccl.select(_RUN)]).unique()
-    rows = pl.concat(
-        [device, _backend_spans(columns, calls), _cpu_operators(events.join(on_gpu, on=_RUN, how="anti"))],
-        how="diagonal",
-    )
+    calls_nccl = pl.col("name").str.starts_with(names.NCCL_ANNOTATION)
+    on_gpu = [device, *(part.filter(calls_nccl) for part in (kinds.operators, kinds.annotations, kinds.drawn))]
+    spans = _backend_spans(columns, kinds, calls)
+    operators = _cpu_operators(without(kinds.operators, *on_gpu), spans)
+    rows = pl.concat([device, spans, operators], how="diagonal")
     rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
     located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")
     return located.select(list(WORK_SCHEMA)).cast(WORK_SCHEMA).sort("rank", "cycle", "start_ns", "index")  # type: ignore[arg-type]
-
-
-def _timed(events: pl.DataFrame) -> pl.DataFrame:
-    return events.filter(pl.col("ph") == "X", pl.col("dur_ns") >= 0, pl.col("ts_ns").is_not_null())
 
 
 def _category() -> pl.Expr:
     return pl.col("cat").fill_null("").str.to_lowercase()
 
 
-def _device_rows(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
+def _device_rows(columns: Columns, kinds: Kinds, calls: pl.DataFrame) -> pl.DataFrame:
     """Rows of GPUs and other accelerators, with class, launch and collective call."""
-    cpu_side = _category().is_in([*names.CPU_OPS, *names.NEVER_WORK]) | _category().str.contains(
-        f"{names.LAUNCH}|{names.SYNC}"
-    )
     on_device = _category().is_in([*names.KERNELS, *names.COPIES]) | (
         pl.col("stream").is_not_null() | pl.col("cat").str.ends_with("_ccp_events")
     )
     key = [*_RUN, "index"]
-    rows = _timed(columns.events).filter(~cpu_side).join(columns.device, on=key, how="left")
+    rows = timed(kinds.others).join(columns.device, on=key, how="left")
     rows = rows.filter(on_device).join(columns.comm.select(*key, "collective"), on=key, how="left")
-    rows = _link_calls(_link_launches(rows.rename({"ts_ns": "start_ns"}), columns), calls)
+    rows = _link_calls(_link_launches(rows.rename({"ts_ns": "start_ns"}), columns.flows, kinds), calls)
     is_comm = (
         pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
         | pl.col("linked_by_args")
@@ -104,20 +99,19 @@ def _communication() -> str:
     return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns())])
 
 
-def _link_launches(rows: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+def _link_launches(rows: pl.DataFrame, flows: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
     """Add when and on which thread the CPU launched each row: by correlation, else flow, else the operator's id."""
-    events = columns.events
-    flows = columns.flows.select(
+    flows = flows.select(
         *_RUN, "correlation", pl.col("ts_ns").alias("flow_ns"), pl.col("tid").alias("flow_tid")
     ).unique([*_RUN, "correlation"], keep="first", maintain_order=True)
     launches = (
-        events.filter(_category().str.contains(names.LAUNCH), pl.col("ph") == "X", pl.col("correlation") > 0)
+        kinds.launches.filter(pl.col("ph") == "X", pl.col("correlation") > 0)
         .select(*_RUN, "correlation", pl.col("ts_ns").alias("launch_ns"), pl.col("tid").alias("launch_tid"))
         .unique([*_RUN, "correlation"], keep="first", maintain_order=True)
     )
     # Until torch 2.0 a kernel's external id repeats its correlation and says nothing about the operator.
     ops = (
-        events.filter(_category().is_in(names.CPU_OPS), pl.col("ph") == "X", pl.col("external_id") > 0)
+        kinds.operators.filter(pl.col("ph") == "X", pl.col("external_id") > 0)
         .select(
             *_RUN,
             pl.col("external_id").alias("op_id"),
@@ -151,55 +145,30 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         .drop_nulls("op_id")
         .unique([*_RUN, "op_id"], keep="first", maintain_order=True)
     )
-    around = calls.select(
-        *_RUN,
-        pl.col("tid").alias("launched_tid"),
-        "call",
-        pl.col("start_ns").alias("call_ns"),
-        pl.col("end_ns").alias("call_end_ns"),
-    )
-    order = "__order"
-    return (
-        rows.join(by_id, on=[*_RUN, "op_id"], how="left", maintain_order="left")
-        .with_row_index(order)
-        .sort("launched_ns")
-        .join_asof(
-            around.sort("call_ns"),
-            left_on="launched_ns",
-            right_on="call_ns",
-            by=[*_RUN, "launched_tid"],
-            strategy="backward",
-            check_sortedness=False,
-        )
-        .sort(order)
-        .drop(order)
-        .with_columns(
-            pl.coalesce("call_by_id", pl.when(pl.col("launched_ns") < pl.col("call_end_ns")).then("call")).alias(
-                "call"
-            ),
-            # The id is that of the row with the collective's arguments: what carries it is the collective, also where
-            # a copy engine does the work. What an operator copies inside the call has that operator's id.
-            pl.col("call_by_id").is_not_null().alias("linked_by_args"),
-        )
+    rows = rows.join(by_id, on=[*_RUN, "op_id"], how="left", maintain_order="left")
+    on_thread = calls.sort("start_ns").with_columns(pl.col("tid").alias("launched_tid"))
+    around = latest(rows, "launched_ns", on_thread, "start_ns", [*_RUN, "launched_tid"])
+    inside = around.select(pl.when(rows["launched_ns"] < pl.col("end_ns")).then("call"))["call"]
+    # The id is that of the row with the collective's arguments: what carries it is the collective, also where a copy
+    # engine does the work. What an operator copies inside the call has that operator's id.
+    return rows.with_columns(
+        pl.coalesce("call_by_id", inside).alias("call"), pl.col("call_by_id").is_not_null().alias("linked_by_args")
     )
 
 
-def _backend_spans(columns: Columns, calls: pl.DataFrame) -> pl.DataFrame:
+def _backend_spans(columns: Columns, kinds: Kinds, calls: pl.DataFrame) -> pl.DataFrame:
     """Collectives that ran on the CPU: the backend's own spans (``gloo:all_reduce``)."""
-    rows = _timed(columns.events).filter(
-        pl.col("cat") == "user_annotation", pl.col("name").str.contains(names.BACKEND_SPAN)
-    )
+    rows = timed(kinds.annotations).filter(pl.col("name").str.contains(names.BACKEND_SPAN))
     rows = rows.join(columns.comm.select(*_RUN, "index", "input_dims"), on=[*_RUN, "index"], how="left")
     matched = match_spans(rows.rename({"ts_ns": "start_ns"}), calls)
     by_order = pl.when(pl.col("call").is_not_null()).then(pl.lit("order")).otherwise(pl.lit("time"))
     return _on_cpu(matched, pl.lit("comm")).with_columns(by_order.alias("linked_by"))
 
 
-def _cpu_operators(events: pl.DataFrame) -> pl.DataFrame:
+def _cpu_operators(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Operators of a CPU run by their own time; calls and waits are no compute, frames of autograd no work."""
     thread = [*_RUN, "pid", "tid"]
-    backend = _timed(events).filter(pl.col("name").str.contains(names.BACKEND_SPAN)).select(thread).unique()
-    ops = _timed(events).filter(_category().is_in(names.CPU_OPS)).join(backend, on=thread, how="anti")
+    ops = timed(operators).join(spans.select(thread).unique(), on=thread, how="anti")
     own = own_time(ops.rename({"ts_ns": "start_ns"}), thread)
     own = own.filter(~pl.col("name").str.contains(names.AUTOGRAD_FRAME))
     kind = pl.when(pl.col("name").str.contains(names.CALL_OR_WAIT)).then(pl.lit("other")).otherwise(pl.lit("compute"))

@@ -66,7 +66,7 @@ def read_file(path: Path, *, cache: bool = True) -> Decoded:
         return known
     before = _state(path)
     decoded = decode(path)
-    if decoded.columns.events.height >= MIN_EVENTS:
+    if decoded.columns.num_events >= MIN_EVENTS:
         with suppress(OSError):
             digest = _digest(path)
             # Whoever wrote into the file meanwhile made what was decoded and what was hashed two things.

@@ -15,7 +15,7 @@ from tracekit.read.arguments import columns_of, decoded, integers, texts
 from tracekit.read.events import CommArgs, Event, Links, MemoryArgs
 
 _FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
-# One row an event that is no frame of Python, in file order. Times are absolute nanoseconds; `index` is the position
+# One row an event that is neither a frame of Python nor a memory instant, in file order. Times are absolute nanoseconds; `index` is the position
 # among the file's entries.
 EVENT_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
@@ -53,9 +53,9 @@ COMM_SCHEMA: dict[str, pl.DataType] = {
     "input_dims": pl.String(),
     "input_type": pl.String(),
 }
-# Of [memory] instants.
+# One row an allocation or a free (a [memory] instant).
 MEMORY_SCHEMA: dict[str, pl.DataType] = {
-    "index": pl.Int64(),
+    **{name: EVENT_SCHEMA[name] for name in ("index", "cat", "pid", "tid", "ts_ns")},
     "delta_bytes": pl.Int64(),
     "address": pl.Int64(),
     "allocated_bytes": pl.Int64(),
@@ -85,7 +85,8 @@ _COMM_PREFIXES = ("nccl:", "c10d", "gloo:", "record_param_comms", "_c10d", "mpi:
 _MEMORY = "[memory]"
 _PYTHON_FRAME = "python_function"
 
-_Index = npt.NDArray[np.int64]
+# Of events among the entries of their file.
+_Places = npt.NDArray[np.int64]
 # Columns of SCHEMAS by table, for some events of one file; a table without rows can lack them.
 Pieces = dict[str, dict[str, pl.Series]]
 
@@ -100,6 +101,11 @@ class Columns(NamedTuple):
     memory: pl.DataFrame
     flows: pl.DataFrame
 
+    @property
+    def num_events(self) -> int:
+        """Metadata and most flows are no events."""
+        return self.events.height + self.frames.height + self.memory.height
+
 
 def pieces(events: Sequence[Event], first_index: int) -> Pieces:
     """Return the columns of these events, `base_ns` not yet added to times; metadata rows and most flows are left out.
@@ -111,64 +117,83 @@ def pieces(events: Sequence[Event], first_index: int) -> Pieces:
         RoundedError: times are floats too large to be exact.
     """
     places = np.arange(first_index, first_index + len(events))
-    found: Pieces = {}
-
-    def split(rows: Sequence[Event], index: _Index, chosen: list[bool]) -> tuple[Sequence[Event], _Index]:
-        return list(compress(rows, chosen)), index[np.array(chosen, np.bool_)]
-
     is_frame = [e.cat == _PYTHON_FRAME and e.ph == "X" for e in events]
-    frames, index = split(events, places, is_frame)
+    frames, frame_places, rest, places = _split(events, places, is_frame)
+    is_instant = [e.name == _MEMORY and e.ph == "i" for e in rest]
+    instants, instant_places, rest, places = _split(rest, places, is_instant)
+    is_kept = [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == _LINKED_FLOW) for e in rest]
+    kept, kept_places, rest, places = _split(rest, places, is_kept)
+    flows, flow_places, _, _ = _split(rest, places, [e.ph == "s" and e.cat in _LAUNCH_FLOWS for e in rest])
+    found: Pieces = {}
     if frames:
-        found["frames"] = _placed(frames, index)
-    rest, places = split(events, places, [not frame for frame in is_frame])
-    flows, index = split(rest, places, [e.ph == "s" and e.cat in _LAUNCH_FLOWS for e in rest])
-    if flows:
-        found["flows"] = {**_placed(flows, index), "correlation": integers([e.id for e in flows])}
-    kept, index = split(
-        rest, places, [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == _LINKED_FLOW) for e in rest]
-    )
+        found["frames"] = _spans(frames, frame_places)
+    if instants:
+        args = columns_of(decoded([e.args for e in instants], MemoryArgs), MEMORY_SCHEMA)
+        found["memory"] = {**_moments(instants, instant_places), "cat": texts([e.cat for e in instants]), **args}
     if kept:
-        found.update(_with_arguments(kept, index))
+        found.update(_linked(kept, kept_places))
+    if flows:
+        found["flows"] = {**_moments(flows, flow_places), "correlation": integers([e.id for e in flows])}
     return found
 
 
-def _placed(events: Sequence[Event], index: _Index) -> dict[str, pl.Series]:
-    """What every event has."""
+def _split(
+    events: Sequence[Event], places: _Places, chosen: list[bool]
+) -> tuple[Sequence[Event], _Places, Sequence[Event], _Places]:
+    """The chosen events with their places, and the others with theirs."""
+    mask = np.array(chosen, np.bool_)
+    others = [e for e, is_chosen in zip(events, chosen, strict=True) if not is_chosen]
+    return list(compress(events, chosen)), places[mask], others, places[~mask]
+
+
+def _moments(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
+    """Where and when each event began."""
     return {
-        "index": pl.Series(index),
-        "name": texts([e.name for e in events]),
+        "index": pl.Series(places),
         "pid": integers([e.pid for e in events]),
         "tid": integers([e.tid for e in events]),
         "ts_ns": clock.starts([e.ts for e in events]),
+    }
+
+
+def _spans(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
+    return {
+        **_moments(events, places),
+        "name": texts([e.name for e in events]),
         "dur_ns": clock.lengths([e.dur for e in events]),
     }
 
 
-def _with_arguments(events: Sequence[Event], index: _Index) -> Pieces:
-    """Events with what links them to others, and the tables of those with more to tell."""
-    names = [e.name for e in events]
-    memory = [n for n, name in enumerate(names) if name == _MEMORY]
-    # Memory instants have arguments of their own and no links.
-    links = decoded([b"" if e.name == _MEMORY else e.args for e in events], Links)
+def _linked(events: Sequence[Event], places: _Places) -> Pieces:
+    """Events with what links them to others, and the tables of those on a device and of those with a collective."""
+    links = decoded([e.args for e in events], Links)
     device = [n for n, a in enumerate(links) if a.stream is not None or a.device is not None]
-    spoken = {name for name in _distinct(names) if name.startswith(_COMM_PREFIXES)}
-    called = {n for n, name in enumerate(names) if isinstance(name, str) and name in spoken} if spoken else set[int]()
-    comm = [n for n, a in enumerate(links) if a.collective is not None or n in called]
-
-    def table(name: str, rows: list[int], found: Sequence[Links | CommArgs | MemoryArgs]) -> dict[str, pl.Series]:
-        return {"index": pl.Series(index[rows]), **columns_of(found, SCHEMAS[name])} if rows else {}
-
+    comm = _collectives([e.name for e in events], [a.collective for a in links])
     return {
         "events": {
-            **_placed(events, index),
+            **_spans(events, places),
             "ph": texts([e.ph for e in events]),
             "cat": texts([e.cat for e in events]),
             **columns_of(links, EVENT_SCHEMA),
         },
-        "device": table("device", device, [links[n] for n in device]),
-        "comm": table("comm", comm, decoded([events[n].args for n in comm], CommArgs)),
-        "memory": table("memory", memory, decoded([events[n].args for n in memory], MemoryArgs)),
+        "device": _table(places, device, [links[n] for n in device], DEVICE_SCHEMA),
+        "comm": _table(places, comm, decoded([events[n].args for n in comm], CommArgs), COMM_SCHEMA),
     }
+
+
+def _table(
+    places: _Places, rows: list[int], args: Sequence[Links | CommArgs], schema: Mapping[str, pl.DataType]
+) -> dict[str, pl.Series]:
+    return {"index": pl.Series(places[rows]), **columns_of(args, schema)} if rows else {}
+
+
+def _collectives(names: Sequence[object], told: Sequence[object]) -> list[int]:
+    """The rows that name a collective, by their own name or in their arguments."""
+    spoken = {name for name in _distinct(names) if name.startswith(_COMM_PREFIXES)}
+    if not spoken:
+        return [n for n, collective in enumerate(told) if collective is not None]
+    pairs = enumerate(zip(names, told, strict=True))
+    return [n for n, (name, kind) in pairs if kind is not None or (isinstance(name, str) and name in spoken)]
 
 
 def _distinct(names: Sequence[object]) -> set[str]:
@@ -190,7 +215,8 @@ def joined(parts: Sequence[Pieces], base_ns: int) -> Columns:
     possible = pl.when(length < clock.LONGEST_NS).then(length).alias("dur_ns")
     for name in ("events", "frames"):
         frames[name] = frames[name].with_columns(absolute, possible)
-    frames["flows"] = frames["flows"].with_columns(absolute)
+    for name in ("memory", "flows"):
+        frames[name] = frames[name].with_columns(absolute)
     return Columns(**frames)
 
 

@@ -201,7 +201,7 @@ def _files(
                 rank_from,
                 source.cycle,
                 host,
-                decoded.columns.events.height + decoded.columns.frames.height,
+                decoded.columns.num_events,
             )
         )
     chosen = read[0].source.cycle
