@@ -5,6 +5,7 @@ Categories are compared in lower case; each torch and each backend has its own s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import polars as pl
@@ -31,17 +32,16 @@ class Kinds(NamedTuple):
 
 def kinds(events: pl.DataFrame) -> Kinds:
     """Tell the events apart."""
-    fields = Kinds._fields
-    categories = events["cat"].unique().to_list()
-    codes = [fields.index(names.family_of(category)) for category in categories]
-    code = events.select(pl.col("cat").replace_strict(categories, codes, return_dtype=pl.UInt8)).to_series()
-    return Kinds(*(events.filter(code == n) for n in range(len(fields))))
+    family = by_value(events["cat"], names.family_of)
+    return Kinds(*(events.filter(family == name) for name in Kinds._fields))
 
 
-def without(frame: pl.DataFrame, *parts: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of the frame whose rank and cycle none of `parts` has."""
-    known = pl.concat([part.select("rank", "cycle") for part in parts]).unique()
-    return frame if known.is_empty() or frame.is_empty() else frame.join(known, on=["rank", "cycle"], how="anti")
+def by_value(values: pl.Series, tell: Callable[[str | None], str | None]) -> pl.Series:
+    """Return what `tell` says of each text, which it is asked only once."""
+    if values.is_empty():
+        return values
+    distinct = values.unique().to_list()
+    return values.replace_strict(distinct, [tell(value) for value in distinct], return_dtype=pl.String)
 
 
 def timed(events: pl.DataFrame) -> pl.DataFrame:

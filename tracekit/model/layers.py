@@ -14,9 +14,10 @@ from typing import TypeVar
 import polars as pl
 
 from tracekit.model import names
-from tracekit.model.kinds import Kinds, without
+from tracekit.model.kinds import Kinds
 from tracekit.model.moments import latest
-from tracekit.model.ranges import NO_RANGES, RUN, fsdp_ranges, module_ranges, ranges, recorder_ranges, spans
+from tracekit.model.ranges import NO_RANGES, fsdp_ranges, module_ranges, ranges, recorder_ranges, spans
+from tracekit.model.runs import RUN, without
 from tracekit.model.steps import step_at
 
 T = TypeVar("T")
@@ -118,6 +119,8 @@ def _phase_windows(runs: pl.DataFrame) -> pl.DataFrame:
 def _segments(table: pl.DataFrame, value: str) -> pl.DataFrame:
     """Cut the time of each rank into stretches with one answer: value and source of the range that started last."""
     rows: list[tuple[int, int, int, str | None, str | None]] = []
+    if table.is_empty():
+        return pl.DataFrame(schema=_SEGMENTS_SCHEMA)
     for (rank, cycle), group in table.group_by(RUN, maintain_order=True):
         ordered = group.sort("start_ns", "end_ns", descending=[False, True])
         found = (

@@ -14,10 +14,12 @@ def latest(table: pl.DataFrame, time: str, rows: pl.DataFrame, start: str, by: l
     """Return, for each row of `table`, the row of `rows` that began last at or before its `time`.
 
     Only rows with the same `by` count; of several that begin at one moment it is the last one. Where there is none, or
-    the time is null, all columns are null. `rows` is sorted by `start`, which is never null.
+    the time is null, all columns are null. `rows` is sorted by `start`; those without count for nothing.
     """
     if rows.is_empty() or table.is_empty():
-        return rows.clear(table.height)
+        return pl.DataFrame([pl.Series(c.name, [None], c.dtype).new_from_index(0, table.height) for c in rows])
+    if rows[start].null_count():
+        rows = rows.drop_nulls(start)
     times = table[time].fill_null(_LONG_AGO).to_numpy()
     starts = rows[start].to_numpy()
     if _one_key(table, rows, by):

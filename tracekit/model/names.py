@@ -7,6 +7,7 @@ import re
 # -- categories (compared in lower case; the 2021 spellings are Operator, Runtime, Kernel, Memcpy, Memset) ---------
 KERNELS = ("kernel", "concurrent_kernel")
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+OTHER_DEVICES = "_ccp_events"
 CPU_OPS = ("cpu_op", "operator")
 # Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
 LAUNCH = r"(^|_)(runtime|driver)$"
@@ -39,6 +40,16 @@ def family_of(category: str | None) -> str:
     if re.search(LAUNCH, lower):
         return "launches"
     return "drawn" if lower in NEVER_WORK or re.search(SYNC, lower) else "others"
+
+
+def role_of(category: str | None) -> str | None:
+    """Return what events of this category do on a device: kernel, copy or other; null where the category is of none."""
+    lower = (category or "").lower()
+    if lower in KERNELS:
+        return "kernel"
+    if lower in COPIES:
+        return "copy"
+    return "other" if lower.endswith(OTHER_DEVICES) else None
 
 
 # -- collectives ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.kinds import timed
+from tracekit.model.runs import RUN
 
 # `layer` and `phase` null where the range does not tell; `source`: FSDP2, recorder, nn.Module, autograd.
 RANGES_SCHEMA: dict[str, pl.DataType] = {
@@ -18,7 +19,6 @@ RANGES_SCHEMA: dict[str, pl.DataType] = {
     "source": pl.String(),
 }
 NO_RANGES = pl.DataFrame(schema=RANGES_SCHEMA)
-RUN = ["rank", "cycle"]
 # FSDP2's annotations by the phase that they belong to; `all_gather` runs in both and takes the phase around it.
 _FSDP_FORWARD = ("root_pre_forward", "pre_forward", "post_forward", "cast_forward_inputs")
 
@@ -103,7 +103,7 @@ def recorder_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
 
 
 def module_ranges(frames: pl.DataFrame) -> pl.DataFrame:
-    """Calls of modules that repeat: of Python's frames "nn.Module: Name_3", the outermost of a class with several numbers.
+    """Calls of modules that repeat: of frames "nn.Module: Name_3", the outermost of a class with several numbers.
 
     That is the block of a transformer; a model without repeating modules has no layers to tell apart.
     """

@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from tracekit.model import calls, collectives, memory, names, steps, work
+from tracekit.model.device import device_rows
 from tracekit.model.kinds import Kinds, kinds
 from tracekit.model.lanes import overrun_repairs
 from tracekit.model.layers import Attribution
@@ -84,12 +85,13 @@ class Run:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
-        return steps.without_device_work(steps.steps(self._kinds, self.manifest, self._found), self._kinds)
+        windows = steps.steps(self._kinds, self.manifest, self._found)
+        return steps.without_device_work(windows, self._device, self._kinds.launches)
 
     @cached_property
     def work(self) -> pl.DataFrame:
         """Everything that occupied a device: WORK_SCHEMA."""
-        return work.work(self._columns, self._kinds, self._calls, self.steps, self._attribution)
+        return work.work(self._device, self._columns.comm, self._kinds, self._calls, self.steps, self._attribution)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
@@ -113,6 +115,10 @@ class Run:
     @cached_property
     def _kinds(self) -> Kinds:
         return kinds(self._columns.events)
+
+    @cached_property
+    def _device(self) -> pl.DataFrame:
+        return device_rows(self._columns, self._kinds)
 
     @cached_property
     def _calls(self) -> pl.DataFrame:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.model import marks, names
-from tracekit.model.kinds import Kinds, without
+from tracekit.model import marks
+from tracekit.model.kinds import Kinds
 from tracekit.model.moments import latest
+from tracekit.model.runs import without
 from tracekit.read.findings import CORRUPT, ENDS_EARLY
 from tracekit.read.manifest import Manifest
 
@@ -102,26 +103,20 @@ def unused_marks(kinds: Kinds, steps_table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def without_device_work(steps_table: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
+def without_device_work(steps_table: pl.DataFrame, device: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Return the steps, those incomplete for which the activity of the device was lost.
 
-    On a rank that recorded kernels or copies, that is a step that launched none of them. On a rank that recorded
-    launches of kernels but nothing on any device, it is every step. CPU runs have neither.
+    On a rank that recorded work on a device (see model/device.py), that is a step that launched none. On a rank that
+    recorded launches of kernels but nothing on any device, it is every step. CPU runs have neither.
     """
-    run, category = ["rank", "cycle"], pl.col("cat").str.to_lowercase()
-    placed = pl.col("ph").eq("X") & pl.col("ts_ns").is_not_null()
-    launches = kinds.launches.filter(placed, pl.col("correlation") > 0)
-    known = category.is_in([*names.KERNELS, *names.COPIES]) | category.str.ends_with("_ccp_events")
-    device = kinds.others.filter(placed, known)
-    at = launches.select(*run, "correlation", pl.col("ts_ns").alias("at_ns")).unique([*run, "correlation"])
-    started = (
-        device.select(*run, "ts_ns", "correlation")
-        .join(at, on=[*run, "correlation"], how="left")
-        .with_columns(pl.coalesce("at_ns", "ts_ns").alias("at_ns"))
-    )
-    busy = step_at(started, steps_table, "at_ns").select(*run, "step").unique().with_columns(pl.lit(1).alias("busy"))
+    run = ["rank", "cycle"]
+    device = device.filter(pl.col("role").is_not_null())
+    at = device.select(*run, pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
+    busy = step_at(at, steps_table, "at_ns").select(*run, "step").unique().with_columns(pl.lit(1).alias("busy"))
     recorded = device.select(run).unique().with_columns(pl.lit(1).alias("recorded"))
-    launched = launches.filter(pl.col("name").str.contains("(?i)launch")).group_by(run).agg(pl.len().alias("launched"))
+    starts = pl.col("ph").eq("X") & pl.col("ts_ns").is_not_null() & (pl.col("correlation") > 0)
+    starts &= pl.col("name").str.contains("(?i)launch")
+    launched = without(launches, device).filter(starts).group_by(run).agg(pl.len().alias("launched"))
     table = steps_table.join(busy, on=[*run, "step"], how="left", nulls_equal=True, maintain_order="left")
     for more in (recorded, launched):
         table = table.join(more, on=run, how="left", maintain_order="left")

@@ -6,14 +6,14 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.backend import match_spans
-from tracekit.model.kinds import Kinds, timed, without
+from tracekit.model.kinds import Kinds, timed
 from tracekit.model.lanes import cut_overruns
 from tracekit.model.layers import Attribution
 from tracekit.model.moments import latest
 from tracekit.model.operators import own_time
 from tracekit.model.patterns import patterns
+from tracekit.model.runs import RUN, with_first, without
 from tracekit.model.steps import step_at
-from tracekit.read.columns import Columns
 
 # One row a piece of work, in time order (an operator of a CPU run can have several: see model/operators.py). `device`:
 # "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one lane is serial. `launched_ns`: when the CPU issued
@@ -39,49 +39,46 @@ WORK_SCHEMA: dict[str, pl.DataType] = {
     "overrun_ns": pl.Int64(),
     "call": pl.Int64(),
 }
-_RUN = ["rank", "cycle"]
 
 
 def work(
-    columns: Columns, kinds: Kinds, calls: pl.DataFrame, steps: pl.DataFrame, attribution: Attribution
+    device: pl.DataFrame,
+    arguments: pl.DataFrame,
+    kinds: Kinds,
+    calls: pl.DataFrame,
+    steps: pl.DataFrame,
+    attribution: Attribution,
 ) -> pl.DataFrame:
-    """Return WORK_SCHEMA for what was read."""
-    device = _device_rows(columns, kinds, calls)
+    """Return WORK_SCHEMA: of devices (see model/device.py), else of the CPU.
+
+    `arguments` are those of rows that name a collective, as read.
+    """
     # A trace without device rows is a CPU run, and its operators are the work; unless it calls NCCL: then its device
     # was not recorded, and what the CPU did there is no measure of anything.
     calls_nccl = pl.col("name").str.starts_with(names.NCCL_ANNOTATION)
     on_gpu = [device, *(part.filter(calls_nccl) for part in (kinds.operators, kinds.annotations, kinds.drawn))]
-    spans = _backend_spans(columns, kinds, calls)
+    spans = _backend_spans(kinds.annotations, arguments, calls)
     operators = _cpu_operators(without(kinds.operators, *on_gpu), spans)
-    rows = pl.concat([device, spans, operators], how="diagonal")
+    rows = pl.concat([_device_work(device, calls), spans, operators], how="diagonal_relaxed")
     rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
     located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")
     return located.select(list(WORK_SCHEMA)).cast(WORK_SCHEMA).sort("rank", "cycle", "start_ns", "index")  # type: ignore[arg-type]
 
 
-def _category() -> pl.Expr:
-    return pl.col("cat").fill_null("").str.to_lowercase()
-
-
-def _device_rows(columns: Columns, kinds: Kinds, calls: pl.DataFrame) -> pl.DataFrame:
-    """Rows of GPUs and other accelerators, with class, launch and collective call."""
-    on_device = _category().is_in([*names.KERNELS, *names.COPIES]) | (
-        pl.col("stream").is_not_null() | pl.col("cat").str.ends_with("_ccp_events")
-    )
-    key = [*_RUN, "index"]
-    rows = timed(kinds.others).join(columns.device, on=key, how="left")
-    rows = rows.filter(on_device).join(columns.comm.select(*key, "collective"), on=key, how="left")
-    rows = _link_calls(_link_launches(rows.rename({"ts_ns": "start_ns"}), columns.flows, kinds), calls)
+def _device_work(device: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Rows of devices with class, place and collective call."""
+    rows = _link_calls(device, calls)
+    is_copy = (pl.col("role") == "copy").fill_null(value=False)
     is_comm = (
         pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
         | pl.col("linked_by_args")
-        | (pl.col("name").str.contains(_communication()) & ~_category().is_in(names.COPIES))
-        | (pl.col("name").str.contains(names.PEER_COPY) & pl.col("call").is_not_null())
+        | (_named_like(rows["name"], _communication()) & ~is_copy)
+        | (_named_like(rows["name"], names.PEER_COPY) & pl.col("call").is_not_null())
     )
     kind = (
         pl.when(is_comm).then(pl.lit("comm"))
-        .when(_category().is_in(names.COPIES)).then(pl.lit("copy"))
-        .when(_category().is_in(names.KERNELS)).then(pl.lit("compute"))
+        .when(is_copy).then(pl.lit("copy"))
+        .when(pl.col("role") == "kernel").then(pl.lit("compute"))
         .otherwise(pl.lit("other"))
     )  # fmt: skip
     number = pl.coalesce("device", "pid").cast(pl.String)
@@ -94,60 +91,30 @@ def _device_rows(columns: Columns, kinds: Kinds, calls: pl.DataFrame) -> pl.Data
     return cut_overruns(named)
 
 
+def _named_like(names_: pl.Series, pattern: str) -> pl.Series:
+    """Whether each name fits; names are long and few, so each is looked at once."""
+    distinct = names_.unique()
+    return names_.is_in(distinct.filter(distinct.str.contains(pattern)).to_list())
+
+
 def _communication() -> str:
     """Names of communication kernels: ours, and those that the user added."""
     return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns())])
 
 
-def _link_launches(rows: pl.DataFrame, flows: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
-    """Add when and on which thread the CPU launched each row: by correlation, else flow, else the operator's id."""
-    flows = flows.select(
-        *_RUN, "correlation", pl.col("ts_ns").alias("flow_ns"), pl.col("tid").alias("flow_tid")
-    ).unique([*_RUN, "correlation"], keep="first", maintain_order=True)
-    launches = (
-        kinds.launches.filter(pl.col("ph") == "X", pl.col("correlation") > 0)
-        .select(*_RUN, "correlation", pl.col("ts_ns").alias("launch_ns"), pl.col("tid").alias("launch_tid"))
-        .unique([*_RUN, "correlation"], keep="first", maintain_order=True)
-    )
-    # Until torch 2.0 a kernel's external id repeats its correlation and says nothing about the operator.
-    ops = (
-        kinds.operators.filter(pl.col("ph") == "X", pl.col("external_id") > 0)
-        .select(
-            *_RUN,
-            pl.col("external_id").alias("op_id"),
-            pl.col("ts_ns").alias("op_ns"),
-            pl.col("tid").alias("op_tid"),
-        )
-        .unique([*_RUN, "op_id"], keep="first", maintain_order=True)
-    )
-    own_id = pl.when(pl.col("external_id") != pl.col("correlation").fill_null(-1)).then("external_id")
-    return (
-        rows.with_columns(own_id.alias("op_id"))
-        .join(launches, on=[*_RUN, "correlation"], how="left", maintain_order="left")
-        .join(flows, on=[*_RUN, "correlation"], how="left", maintain_order="left")
-        .join(ops, on=[*_RUN, "op_id"], how="left", maintain_order="left")
-        .with_columns(
-            pl.coalesce("launch_ns", "flow_ns", "op_ns").alias("launched_ns"),
-            pl.coalesce("launch_tid", "flow_tid", "op_tid").alias("launched_tid"),
-            pl.when(pl.col("launch_ns").is_not_null()).then(pl.lit("correlation"))
-            .when(pl.col("flow_ns").is_not_null()).then(pl.lit("flow"))
-            .when(pl.col("op_ns").is_not_null()).then(pl.lit("external id"))
-            .otherwise(pl.lit("time")).alias("linked_by"),
-        )
-    )  # fmt: skip
-
-
 def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Add the collective call of each row: the one with its external id, else the one around its launch."""
+    if calls.is_empty():
+        none = pl.lit(None, pl.Int64)
+        return rows.with_columns(none.alias("call"), pl.lit(value=False).alias("linked_by_args"))
     by_id = (
-        calls.select(*_RUN, pl.col("call").alias("call_by_id"), pl.col("external_ids").alias("op_id"))
+        calls.select(*RUN, pl.col("call").alias("call_by_id"), pl.col("external_ids").alias("op_id"))
         .explode("op_id", empty_as_null=True)
         .drop_nulls("op_id")
-        .unique([*_RUN, "op_id"], keep="first", maintain_order=True)
     )
-    rows = rows.join(by_id, on=[*_RUN, "op_id"], how="left", maintain_order="left")
+    rows = with_first(rows, by_id, "op_id")
     on_thread = calls.sort("start_ns").with_columns(pl.col("tid").alias("launched_tid"))
-    around = latest(rows, "launched_ns", on_thread, "start_ns", [*_RUN, "launched_tid"])
+    around = latest(rows, "launched_ns", on_thread, "start_ns", [*RUN, "launched_tid"])
     inside = around.select(pl.when(rows["launched_ns"] < pl.col("end_ns")).then("call"))["call"]
     # The id is that of the row with the collective's arguments: what carries it is the collective, also where a copy
     # engine does the work. What an operator copies inside the call has that operator's id.
@@ -156,10 +123,12 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _backend_spans(columns: Columns, kinds: Kinds, calls: pl.DataFrame) -> pl.DataFrame:
+def _backend_spans(annotations: pl.DataFrame, arguments: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Collectives that ran on the CPU: the backend's own spans (``gloo:all_reduce``)."""
-    rows = timed(kinds.annotations).filter(pl.col("name").str.contains(names.BACKEND_SPAN))
-    rows = rows.join(columns.comm.select(*_RUN, "index", "input_dims"), on=[*_RUN, "index"], how="left")
+    rows = timed(annotations).filter(pl.col("name").str.contains(names.BACKEND_SPAN))
+    if rows.is_empty():
+        return rows
+    rows = with_first(rows, arguments.select(*RUN, "index", "input_dims"), "index")
     matched = match_spans(rows.rename({"ts_ns": "start_ns"}), calls)
     by_order = pl.when(pl.col("call").is_not_null()).then(pl.lit("order")).otherwise(pl.lit("time"))
     return _on_cpu(matched, pl.lit("comm")).with_columns(by_order.alias("linked_by"))
@@ -167,7 +136,9 @@ def _backend_spans(columns: Columns, kinds: Kinds, calls: pl.DataFrame) -> pl.Da
 
 def _cpu_operators(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Operators of a CPU run by their own time; calls and waits are no compute, frames of autograd no work."""
-    thread = [*_RUN, "pid", "tid"]
+    thread = [*RUN, "pid", "tid"]
+    if operators.is_empty():
+        return operators
     ops = timed(operators).join(spans.select(thread).unique(), on=thread, how="anti")
     own = own_time(ops.rename({"ts_ns": "start_ns"}), thread)
     own = own.filter(~pl.col("name").str.contains(names.AUTOGRAD_FRAME))

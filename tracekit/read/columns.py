@@ -15,8 +15,8 @@ from tracekit.read.arguments import columns_of, decoded, integers, texts
 from tracekit.read.events import CommArgs, Event, Links, MemoryArgs
 
 _FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
-# One row an event that is neither a frame of Python nor a memory instant, in file order. Times are absolute nanoseconds; `index` is the position
-# among the file's entries.
+# One row an event that is neither a frame of Python nor a memory instant, in file order. Times are absolute ns; `index`
+# is the position among the file's entries.
 EVENT_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "ph": pl.String(),

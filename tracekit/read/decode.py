@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -86,7 +86,7 @@ def decode(path: Path) -> Decoded:
 
 
 @contextmanager
-def _without_cycles() -> Iterator[None]:
+def _without_cycles() -> Generator[None, None, None]:
     """Keep Python from searching for reference cycles: decoded events form none, and there are millions of them."""
     was_on = gc.isenabled()
     gc.disable()
