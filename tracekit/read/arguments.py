@@ -33,7 +33,9 @@ def decoded(raw: Iterable[bytes | msgspec.Raw], kind: type[_Kind]) -> list[_Kind
     return [none if f is None else f for f in found]
 
 
-def columns_of(found: Sequence[Links | CommArgs | MemoryArgs], schema: Mapping[str, pl.DataType]) -> dict[str, pl.Series]:
+def columns_of(
+    found: Sequence[Links | CommArgs | MemoryArgs], schema: Mapping[str, pl.DataType]
+) -> dict[str, pl.Series]:
     """Return those columns of `schema` that are arguments of this kind."""
     if not found:
         return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
+from operator import not_
 from typing import NamedTuple
 
 import numpy as np
@@ -142,7 +143,9 @@ def _split(
 ) -> tuple[Sequence[Event], _Places, Sequence[Event], _Places]:
     """The chosen events with their places, and the others with theirs."""
     mask = np.array(chosen, np.bool_)
-    others = [e for e, is_chosen in zip(events, chosen, strict=True) if not is_chosen]
+    if not mask.any():
+        return [], places[:0], events, places
+    others = [] if mask.all() else list(compress(events, map(not_, chosen)))
     return list(compress(events, chosen)), places[mask], others, places[~mask]
 
 
