@@ -6,7 +6,7 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.kinds import Kinds, by_value, timed
-from tracekit.model.runs import RUN, with_first
+from tracekit.model.runs import RUN, joined, with_first
 from tracekit.read.columns import Columns
 
 
@@ -16,13 +16,11 @@ def device_rows(columns: Columns, kinds: Kinds) -> pl.DataFrame:
     `launched_ns`, `launched_tid`: when and on which thread the CPU launched it, null where that was not seen;
     `linked_by`: how that was found, by correlation, else flow, else the operator's external id, else only by time.
     """
-    key = [*RUN, "index"]
     others = timed(kinds.others)
-    rows = with_first(
-        others.with_columns(by_value(others["cat"], names.role_of).alias("role")), columns.device, "index"
-    )
+    role = by_value(others["cat"], names.role_of).alias("role")
+    rows = joined(others.with_columns(role), columns.device, "index")
     rows = rows.filter(pl.col("role").is_not_null() | pl.col("stream").is_not_null())
-    rows = with_first(rows, columns.comm.select(*key, "collective"), "index")
+    rows = joined(rows, columns.comm.select(*RUN, "index", "collective"), "index")
     # Until torch 2.0 a kernel's external id repeats its correlation and says nothing about the operator.
     own_id = pl.when(pl.col("external_id") != pl.col("correlation").fill_null(-1)).then("external_id")
     return _launched(rows.with_columns(own_id.alias("op_id")).rename({"ts_ns": "start_ns"}), columns.flows, kinds)

@@ -48,8 +48,12 @@ class Attribution:
 
     def locate(self, table: pl.DataFrame, time: str) -> pl.DataFrame:
         """Return `table` with `layer` (null: unknown), `layer_from` and `phase` at the moment in column `time`."""
-        located = _look_up(_look_up(table, self._layers, time, "layer"), self._phases, time, "phase")
-        return located.with_columns(pl.col("phase").fill_null("other")).drop("phase_from")
+        layer, phase = (latest(table, time, segments, "from_ns", RUN) for segments in (self._layers, self._phases))
+        return table.with_columns(
+            layer["value"].alias("layer"),
+            layer["source"].alias("layer_from"),
+            phase["value"].fill_null("other").alias("phase"),
+        )
 
 
 def _backward_ranges(operators: pl.DataFrame, layers: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
@@ -59,9 +63,10 @@ def _backward_ranges(operators: pl.DataFrame, layers: pl.DataFrame, named: pl.Da
     ops = without(operators, named.filter(pl.col("phase") == "backward", pl.col("layer").is_not_null()))
     ops = ops.filter(pl.col("ph") == "X", pl.col("sequence") >= 0)
     is_backward = pl.col("name").str.starts_with("autograd::")
-    forward = _look_up(ops.filter(~is_backward), layers, "ts_ns", "layer").drop_nulls("layer")
+    forward = ops.filter(~is_backward)
+    forward = forward.with_columns(latest(forward, "ts_ns", layers, "from_ns", RUN)["value"].alias("layer"))
     # Operators that make no graph node carry the number of the next one that does: the last to carry it made it.
-    owner = forward.sort("ts_ns").group_by(*RUN, "sequence").agg(pl.col("layer").last())
+    owner = forward.drop_nulls("layer").sort("ts_ns").group_by(*RUN, "sequence").agg(pl.col("layer").last())
     backward = spans(ops.filter(pl.col("name").str.starts_with(names.BACKWARD_OP))).join(
         owner, on=[*RUN, "sequence"], how="inner"
     )
@@ -153,8 +158,3 @@ def _innermost(found: Iterable[tuple[int, int, T]]) -> list[tuple[int, T | None]
         changes[start] = open_spans[0][2]
     close_until(None)
     return list(changes.items())
-
-
-def _look_up(table: pl.DataFrame, segments: pl.DataFrame, time: str, into: str) -> pl.DataFrame:
-    found = latest(table, time, segments, "from_ns", RUN)
-    return table.with_columns(found["value"].alias(into), found["source"].alias(f"{into}_from"))

@@ -17,7 +17,7 @@ def latest(table: pl.DataFrame, time: str, rows: pl.DataFrame, start: str, by: l
     the time is null, all columns are null. `rows` is sorted by `start`; those without count for nothing.
     """
     if rows.is_empty() or table.is_empty():
-        return pl.DataFrame([pl.Series(c.name, [None], c.dtype).new_from_index(0, table.height) for c in rows])
+        return _nothing(rows, table.height)
     if rows[start].null_count():
         rows = rows.drop_nulls(start)
     times = table[time].fill_null(_LONG_AGO).to_numpy()
@@ -26,7 +26,14 @@ def latest(table: pl.DataFrame, time: str, rows: pl.DataFrame, start: str, by: l
         found = np.searchsorted(starts, times, side="right") - 1
     else:
         found = _by_key(times, starts, *_keys(table, rows, by))
-    return rows.select(pl.all().gather(pl.Series(found).replace(-1, None)))
+    if (found < 0).any():
+        # A row of nulls at the end, where -1 points.
+        rows = pl.concat([rows, _nothing(rows, 1)])
+    return rows[found]
+
+
+def _nothing(rows: pl.DataFrame, height: int) -> pl.DataFrame:
+    return pl.DataFrame([pl.Series(c.name, [None], c.dtype).new_from_index(0, height) for c in rows])
 
 
 def _one_key(table: pl.DataFrame, rows: pl.DataFrame, by: list[str]) -> bool:

@@ -111,9 +111,9 @@ def module_ranges(frames: pl.DataFrame) -> pl.DataFrame:
     frames = _with_ends(frames.filter(pl.col("name").str.contains(names.MODULE_FRAME)))
     if frames.is_empty():
         return NO_RANGES
-    parts = pl.col("name").str.extract_groups(names.MODULE_FRAME)
     frames = frames.with_columns(
-        parts.struct.field("1").alias("class"), (parts.struct.field("1") + "_" + parts.struct.field("2")).alias("layer")
+        pl.col("name").str.extract(names.MODULE_FRAME, 1).alias("class"),
+        pl.col("name").str.strip_prefix(names.MODULE_FRAME_PREFIX).alias("layer"),
     )
     repeating = pl.col("layer").n_unique().over(*RUN, "class") > 1
     frames = frames.filter(repeating).sort(*RUN, "tid", "start_ns", "end_ns", descending=[False] * 4 + [True])

@@ -34,5 +34,11 @@ def without(frame: pl.DataFrame, *parts: pl.DataFrame) -> pl.DataFrame:
 def with_first(table: pl.DataFrame, rows: pl.DataFrame, key: str) -> pl.DataFrame:
     """Return `table` with the columns of the first of `rows` that has its recording and `key`; null where none has."""
     on = [key] if is_one(table, rows) else [*RUN, key]
-    first = rows.drop([name for name in RUN if name not in on]).unique(on, keep="first", maintain_order=True)
-    return table.join(first, on=on, how="left", maintain_order="left")
+    return joined(table, rows.unique(on, keep="first", maintain_order=True), key)
+
+
+def joined(table: pl.DataFrame, rows: pl.DataFrame, key: str) -> pl.DataFrame:
+    """Return `table` with the columns of the only one of `rows` that has its recording and `key`; null for none."""
+    if is_one(table, rows):
+        return table.join(rows.drop(RUN), on=key, how="left", maintain_order="left")
+    return table.join(rows, on=[*RUN, key], how="left", maintain_order="left")

@@ -45,7 +45,8 @@ def steps(kinds: Kinds, manifest: Manifest | None = None, repairs: pl.DataFrame 
     )
     columns = list(STEPS_SCHEMA)
     table = pl.concat([marked.select(columns), whole.select(columns)]).cast(STEPS_SCHEMA)  # type: ignore[arg-type]
-    return _mark_cut(table, _cuts(manifest, repairs)).sort("rank", "cycle", "start_ns")
+    cuts = _cuts(manifest, repairs)
+    return (table if cuts.is_empty() else _mark_cut(table, cuts)).sort("rank", "cycle", "start_ns")
 
 
 def _cuts(manifest: Manifest | None, repairs: pl.DataFrame | None) -> pl.DataFrame:

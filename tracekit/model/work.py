@@ -12,7 +12,7 @@ from tracekit.model.layers import Attribution
 from tracekit.model.moments import latest
 from tracekit.model.operators import own_time
 from tracekit.model.patterns import patterns
-from tracekit.model.runs import RUN, with_first, without
+from tracekit.model.runs import RUN, joined, with_first, without
 from tracekit.model.steps import step_at
 
 # One row a piece of work, in time order (an operator of a CPU run can have several: see model/operators.py). `device`:
@@ -128,7 +128,7 @@ def _backend_spans(annotations: pl.DataFrame, arguments: pl.DataFrame, calls: pl
     rows = timed(annotations).filter(pl.col("name").str.contains(names.BACKEND_SPAN))
     if rows.is_empty():
         return rows
-    rows = with_first(rows, arguments.select(*RUN, "index", "input_dims"), "index")
+    rows = joined(rows, arguments.select(*RUN, "index", "input_dims"), "index")
     matched = match_spans(rows.rename({"ts_ns": "start_ns"}), calls)
     by_order = pl.when(pl.col("call").is_not_null()).then(pl.lit("order")).otherwise(pl.lit("time"))
     return _on_cpu(matched, pl.lit("comm")).with_columns(by_order.alias("linked_by"))
