@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kineto import COMMON, kernel, mark, span, step, write
 
 import tracekit
+from tracekit.model.kinds import kinds
 from tracekit.model.steps import STEPS_SCHEMA, step_at, steps
 from tracekit.read.traces import REPAIRS_SCHEMA
 
@@ -44,7 +45,7 @@ def test_work_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
 
 def test_steps_of_an_empty_frame() -> None:
     events = tracekit_events().clear()
-    assert steps(events).schema == pl.Schema(STEPS_SCHEMA)
+    assert steps(kinds(events)).schema == pl.Schema(STEPS_SCHEMA)
 
 
 def tracekit_events() -> pl.DataFrame:
@@ -129,7 +130,7 @@ def test_windows_never_overlap_and_hold_each_time_once(placed: list[tuple[int, i
          "pid": "1", "tid": str(thread), "ts_ns": start, "dur_ns": dur}
         for i, (number, start, dur, thread) in enumerate(placed)
     ]  # fmt: skip
-    table = steps(pl.DataFrame(rows, schema=tracekit_events().schema))
+    table = steps(kinds(pl.DataFrame(rows, schema=tracekit_events().schema)))
     numbered = table.sort("start_ns", "end_ns")
     ends = numbered["end_ns"].to_list()
     assert all(end <= start for end, start in zip(ends, numbered["start_ns"].to_list()[1:], strict=False))
@@ -169,15 +170,15 @@ def test_a_repair_that_loses_nothing_leaves_steps_complete() -> None:
     cut = mended.with_columns(pl.lit("ends early: gzip data without its end").alias("what"))
     rows = {"rank": 0, "cycle": 0, "ph": "X", "cat": "user_annotation", "ts_ns": 0, "dur_ns": 9}
     events = pl.DataFrame([{**rows, "name": "ProfilerStep#5"}], schema=tracekit_events().schema)
-    assert steps(events, None, mended)["complete"].to_list() == [True]
-    twice = steps(events, None, pl.concat([cut, cut, mended]))
+    assert steps(kinds(events), None, mended)["complete"].to_list() == [True]
+    twice = steps(kinds(events), None, pl.concat([cut, cut, mended]))
     assert twice.select("complete", "reason").rows() == [(False, "ends early: gzip data without its end")]
 
 
 def test_a_damaged_trace_without_marks_keeps_both_reasons() -> None:
     cut = pl.DataFrame([{"rank": 0, "cycle": 0, "what": "ends early: x"}], schema=REPAIRS_SCHEMA)
     rows = {"rank": 0, "cycle": 0, "ph": "X", "cat": "cpu_op", "name": "op", "ts_ns": 0, "dur_ns": 9}
-    table = steps(pl.DataFrame([rows], schema=tracekit_events().schema), None, cut)
+    table = steps(kinds(pl.DataFrame([rows], schema=tracekit_events().schema)), None, cut)
     assert table.select("step", "complete").rows() == [(None, False)]
     assert table["reason"].item().startswith("whole trace: no ProfilerStep marks")
     assert table["reason"].item().endswith("; ends early: x")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.model import calls, collectives, memory, names, steps, work
+from tracekit.model import calls, collectives, memory, steps, work
 from tracekit.model.device import device_rows
 from tracekit.model.kinds import Kinds, kinds
 from tracekit.model.lanes import overrun_repairs
@@ -46,13 +46,7 @@ class Run:
     @cached_property
     def events(self) -> pl.DataFrame:
         """All events that were read, in file order: EVENT_SCHEMA with rank and cycle."""
-        events, frames = self._columns.events, self._columns.frames
-        instants = self._columns.memory.select("rank", "cycle", "index", "cat", "pid", "tid", "ts_ns")
-        apart = [
-            frames.with_columns(ph=pl.lit("X"), cat=pl.lit(names.PYTHON_FRAME)),
-            instants.with_columns(ph=pl.lit("i"), name=pl.lit(names.MEMORY_EVENT)),
-        ]
-        return pl.concat([events, *apart], how="diagonal").sort("rank", "cycle", "index")
+        return self._columns.together()
 
     @property
     def psi(self) -> int | None:

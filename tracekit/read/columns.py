@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import polars.selectors as cs
 
 from tracekit.read import clock
 from tracekit.read.arguments import columns_of, decoded, integers, texts
@@ -101,6 +102,17 @@ class Columns(NamedTuple):
     comm: pl.DataFrame
     memory: pl.DataFrame
     flows: pl.DataFrame
+
+    def together(self) -> pl.DataFrame:
+        """Return all events as EVENT_SCHEMA, in file order, with what the frames have beside it (rank and cycle)."""
+        apart = [
+            self.frames.with_columns(ph=pl.lit("X"), cat=pl.lit(_PYTHON_FRAME)),
+            self.memory.select(cs.by_name(self.events.columns, require_all=False)).with_columns(
+                ph=pl.lit("i"), name=pl.lit(_MEMORY)
+            ),
+        ]
+        places = [name for name in ("rank", "cycle", "index") if name in self.events.columns]
+        return pl.concat([self.events, *apart], how="diagonal").sort(places)
 
     @property
     def num_events(self) -> int:
