@@ -15,9 +15,14 @@ from tracekit.read.events import CheckedEvent, Event, ExactEvent
 ODD_NUMBER = "number that JSON does not know (inf, nan)"
 _LARGE_NUMBER = "number beyond 64 bits"
 _NO_TIME = "something else where a time belongs"
+_ILLEGAL_ESCAPE = "illegal escape in text"
 _SURROGATE = "half of a surrogate pair in text"
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:inf(?:inity)?|nan)\b', re.IGNORECASE | re.DOTALL)
-_ILLEGAL_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})(.?)', re.DOTALL)
+# Of the bare words, those with brackets and "#" are what C programs write on Windows.
+_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*"|[-+]?(?:\b(?:inf(?:inity)?|nan)\b(?:\(\w*\))?|\b1\.#[a-z]+\d*)', re.IGNORECASE | re.DOTALL
+)
+# Legal escapes are matched too, so that the second half of one never begins another.
+_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\(.)', re.DOTALL)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 # A value with quotes of its own ends where the next key of an event, or the end of the object, follows; it is not
 # looked for farther than any name is long.
@@ -76,6 +81,17 @@ def object_at(text: str, start: int, limit: int) -> Attempt:
     return Attempt(None, start + 1, [], cost)
 
 
+def whole_object(text: bytes) -> tuple[dict[str, Any], list[str]] | None:
+    """Return what all of this text holds as one object, and what was mended for it; null where it cannot be read."""
+    readable = text.decode("utf-8", "replace").strip()
+    found = object_at(readable, 0, len(readable)) if readable.startswith("{") else None
+    if found is None or found.value is None or readable[found.end :]:
+        return None
+    what = set(found.mended)
+    value = _clean(found.value, what)
+    return value, sorted(what)
+
+
 def _parse(decoder: json.JSONDecoder, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
     """Return the object and its end, or null and how far it was read."""
     try:
@@ -124,12 +140,15 @@ def _token(found: re.Match[str]) -> tuple[str, str]:
     """Bare inf and nan become null, illegal escapes a backslash of their own."""
     if found[0][0] != '"':
         return "null", ODD_NUMBER
-    return _ILLEGAL_ESCAPE.sub(r"\\\\\1", found[0]), "illegal escape in text"
+    return _ESCAPE.sub(lambda e: e[1] or "\\\\" + e[2], found[0]), _ILLEGAL_ESCAPE
 
 
 def _quoted(found: re.Match[str]) -> tuple[str, str]:
-    """Quotes inside a name are escaped, up to the key or brace that must follow the name."""
-    return found[1] + re.sub(r'(?<!\\)"', r"\"", found[2]), "unescaped quote in text"
+    """Quotes inside a name are escaped, up to the key or brace that must follow it, and a backslash at its end."""
+    escaped = re.sub(r'(?<!\\)"', r"\"", found[2])
+    if (len(escaped) - len(escaped.rstrip("\\"))) % 2:
+        return f"{found[1]}{escaped}\\", _ILLEGAL_ESCAPE
+    return found[1] + escaped, "unescaped quote in text"
 
 
 _TOKENS = _Repair(_TOKEN, _token)
