@@ -10,7 +10,13 @@ from typing import Any
 import msgspec
 
 from tracekit.read.events import Distributed, Document
-from tracekit.read.findings import CORRUPT, Finding
+from tracekit.read.findings import CORRUPT, INVALID_UTF8, Finding
+from tracekit.read.mend import whole_object
+
+# No clock shows it. Stands for a base time that is told but is no integer, so that it is not taken for none.
+_UNUSABLE_NS = 2**63 - 1
+_EXACT_FLOAT = 2**53
+_MOST_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ def facts_of(document: Document) -> Facts:
     """Return the facts of a decoded document."""
     told = document.distributed or Distributed()
     return Facts(
-        _integer(document.base_ns),
+        _base(document.base_ns),
         _integer(told.rank),
         _integer(told.world_size),
         document.host_name if isinstance(document.host_name, str) else None,
@@ -43,11 +49,31 @@ def facts_before(head: bytes) -> tuple[Facts, list[Finding]]:
     head = head.removeprefix(b"\xef\xbb\xbf")
     if head.strip() == b"[":
         return Facts(), []
+    text = head + b"]}"
     try:
         head.decode()
-        return facts_of(msgspec.json.decode(head + b"]}", type=Document)), []
+        return facts_of(msgspec.json.decode(text, type=Document)), []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        mended = mended_facts(text, 0)
+    if mended is None:
         return facts_in(head), [Finding(f"{CORRUPT}: text before the events", 0, 1, "searched for facts")]
+    return facts_in(head), mended
+
+
+def mended_facts(text: bytes, offset: int) -> list[Finding] | None:
+    """Return what had to be mended in the text around the events, which is at `offset`; null where it is damaged."""
+    found = whole_object(text)
+    if found is None:
+        return None
+    value, what = found
+    findings = [Finding(fault, offset, 1, "facts kept") for fault in what]
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        findings.append(Finding(INVALID_UTF8, offset + error.start, 1, "bytes replaced"))
+    if not isinstance(value.get("distributedInfo"), dict | None):
+        findings.append(Finding("distributedInfo that is no object", offset, 1, "not used"))
+    return findings
 
 
 def facts_in(text: bytes) -> Facts:
@@ -56,7 +82,7 @@ def facts_in(text: bytes) -> Facts:
     told = distributed if isinstance(distributed, dict) else {}
     host = _value_after(text, b"host_name")
     return Facts(
-        _integer(_value_after(text, b"baseTimeNanoseconds")),
+        _base(_value_after(text, b"baseTimeNanoseconds")),
         _integer(told.get("rank")),
         _integer(told.get("world_size")),
         host if isinstance(host, str) else None,
@@ -75,8 +101,14 @@ def _value_after(text: bytes, key: bytes) -> Any:
         return None
 
 
+def _base(value: object) -> int | None:
+    return None if value is None else _UNUSABLE_NS if (ns := _integer(value)) is None else ns
+
+
 def _integer(value: object) -> int | None:
-    """A 64-bit integer, also as text ("3"); anything else is no fact."""
-    if isinstance(value, str) and value.strip().lstrip("-").isdecimal() and len(value) < 20:
+    """A 64-bit integer, also as text ("3") or as a float that holds it (3.0); anything else is no fact."""
+    if isinstance(value, str) and len(text := value.strip()) <= _MOST_DIGITS and text.removeprefix("-").isdecimal():
+        value = int(text)
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None

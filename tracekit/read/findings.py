@@ -17,12 +17,18 @@ class Finding:
 
 ENDS_EARLY = "ends early"
 CORRUPT = "corrupt"
+INVALID_UTF8 = "invalid UTF-8 in text"
+READ_SO_FAR = "read up to there"
 
 
 def merged(findings: list[Finding]) -> list[Finding]:
-    """Return one row a kind of fault: counts added, the first place kept, in order of place."""
+    """Return one row a kind of fault: counts added, the first place kept, in order of place.
+
+    Text that ends where its compressed data is corrupt is not said to end early: its writer was not cut off.
+    """
     kinds: dict[tuple[str, str], Finding] = {}
-    for finding in findings:
+    stopped = any(f.what.startswith(CORRUPT) and f.done == READ_SO_FAR for f in findings)
+    for finding in (f for f in findings if not (stopped and f.what.startswith(ENDS_EARLY))):
         key = (finding.what, finding.done)
         seen = kinds.get(key)
         if seen is None:

@@ -15,14 +15,18 @@ import msgspec
 
 from tracekit.read.batches import BOUNDARY
 from tracekit.read.events import CheckedEvent, Document, Event, ExactEvent
-from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
+from tracekit.read.facts import mended_facts
+from tracekit.read.findings import CORRUPT, ENDS_EARLY, INVALID_UTF8, Finding
 from tracekit.read.mend import event_of, object_at
 
 _START = re.compile(r'\{\s*"')
 _EVENT_START = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur)"\s*:')
 # An event ends before the next boundary, or before the next object that starts as Kineto starts an event.
 _NEXT = re.compile(BOUNDARY.pattern.decode() + r'|(?<!:)(?<!: )\{\s*"ph"\s*:')
+_CLOSING = re.compile(rb"(\})?\s*\]")
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]+")
+# What is written behind the events is small.
+_MAX_TAIL_BYTES = 2**16
 # Searching costs time that grows with the damage. After so many looks at each character, on average, the search goes
 # on from one boundary between events to the next.
 _PATIENCE = 60
@@ -65,17 +69,62 @@ def salvage(text: bytes, offset: int, *, at_end: bool, in_object: bool = True) -
 
 def _ending(after: bytes, end: int, *, in_object: bool, lost: bool) -> list[Finding]:
     """What is wrong with the text behind the last event."""
-    bare = after.strip()
-    if not bare.startswith(b"]"):
+    place = end - len(after)
+    close = _close(after, in_object=in_object)
+    if close is None:
         done = "incomplete event dropped" if lost else "complete events kept"
         return [Finding(f"{ENDS_EARLY}: the list of events is not closed", end, 1, done)]
+    before, bare = after[:close].strip(), after[close:].strip()
+    findings: list[Finding] = []
+    if before == b",":
+        findings.append(Finding("comma behind the last event", place, 1, "ignored"))
+    elif before and not lost:
+        findings.append(Finding(f"{CORRUPT}: text between events", place, 1, "skipped"))
     if in_object and b"}" not in bare:
-        return [Finding(f"{ENDS_EARLY}: the text after the events is not closed", end, 1, "complete events kept")]
+        return [
+            *findings,
+            Finding(f"{ENDS_EARLY}: the text after the events is not closed", end, 1, "complete events kept"),
+        ]
+    return findings + _around(_as_object(bare, in_object=in_object), place)
+
+
+def _around(text: bytes, place: int) -> list[Finding]:
+    """What is wrong with the text from the closing bracket on, as the end of an object."""
+    if _decodes(text):
+        return []
+    mended = mended_facts(text, place)
+    if mended is None:
+        return [Finding(f"{CORRUPT}: text after the events", place, 1, "skipped")]
+    # Invalid bytes were found before, with the events.
+    return [replace(finding, offset=place) for finding in mended if finding.what != INVALID_UTF8]
+
+
+def _close(after: bytes, *, in_object: bool) -> int | None:
+    """Where the list of events is closed, also behind an event that cannot be read; null where it is not.
+
+    Brackets in a cut event look like it: behind text, the one counts that all the rest of the file fits to.
+    """
+    if after.lstrip().startswith(b"]"):
+        return after.index(b"]")
+    whole = b"{" not in after
+    for found in _CLOSING.finditer(after, max(0, len(after) - _MAX_TAIL_BYTES)):
+        close = found.end() - 1
+        fits = after.rstrip().endswith(b"}" if in_object else b"]")
+        if fits and (whole or found[1]) and _decodes(_as_object(after[close:], in_object=in_object)):
+            return close
+    return None
+
+
+def _as_object(tail: bytes, *, in_object: bool) -> bytes:
+    return b'{"traceEvents":[' + tail + (b"" if in_object else b"}")
+
+
+def _decodes(text: bytes) -> bool:
     try:
-        msgspec.json.decode(b'{"traceEvents":[' + bare + (b"" if in_object else b"}"), type=Document)
-    except (msgspec.DecodeError, RecursionError):
-        return [Finding(f"{CORRUPT}: text after the events", end - len(after), 1, "skipped")]
-    return []
+        msgspec.json.decode(text, type=Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 class _Found(NamedTuple):
@@ -142,7 +191,8 @@ def _recover(region: bytes, offset: int, *, at_end: bool) -> _Found:
     findings: list[Finding] = []
     lost: list[Finding] = []
     if (bad := _ESCAPED_BYTE.search(escaped)) is not None:
-        findings.append(Finding("invalid UTF-8 in text", bad.start(), 1, "bytes replaced"))
+        count = len(_ESCAPED_BYTE.findall(escaped))
+        findings.append(Finding(INVALID_UTF8, bad.start(), count, "bytes replaced"))
     position = reached = 0
     patience = _PATIENCE * (len(text) + 1000)
     stop = len(text)
