@@ -22,10 +22,11 @@ MANIFEST_NAME = "manifest.json"
 
 _TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
-# The clearest word first: "worker0_rank3" is rank 3. More than six digits are a time or a process, not a rank.
+# The clearest word first: "worker0_rank3" and "local_rank1_rank3" are rank 3. More than six digits are a time or a
+# process, not a rank.
 _RANK_IN_NAME = [
     re.compile(rf"(?:^|[^a-z]){word}[-_=.]?(\d{{1,6}})(?![\d{after}])", re.IGNORECASE)
-    for word, after in (("rank", ""), ("worker", ""), ("r", "a-z"))
+    for word, after in ((r"(?<!local[-_.])(?<!node[-_.])rank", ""), ("rank", ""), ("worker", ""), ("r", "a-z"))
 ]
 _RANK_IN_FOLDER = re.compile(r"^(?:rank|worker)[-_=]?(\d{1,6})$", re.IGNORECASE)
 _CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", re.IGNORECASE)
