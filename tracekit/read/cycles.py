@@ -44,7 +44,7 @@ def without_strays(sources: list[Source]) -> tuple[list[Source], list[Source]]:
 def choose_cycle(sources: list[Source], wanted: int | None = None, manifest: Manifest | None = None) -> int:
     """Return the cycle to read: the wanted one, else the newest that has all ranks seen in any cycle.
 
-    Recordings that their manifest calls incomplete count only where there are no others.
+    Recordings that their manifest calls incomplete, and files without a byte, count only where there are no others.
 
     Raises:
         UsageError: there is no such cycle.
@@ -55,9 +55,17 @@ def choose_cycle(sources: list[Source], wanted: int | None = None, manifest: Man
             listed = ", ".join(map(str, sorted(per_cycle)))
             raise UsageError(f"cycle {wanted} is not in this run, which has the cycles {listed}; choose one of them")
         return wanted
+    per_cycle = Counter(source.cycle for source in sources if _is_written(source.path)) or per_cycle
     full = [cycle for cycle, files in per_cycle.items() if files == max(per_cycle.values())]
     cut = {t.cycle for r in (manifest.ranks if manifest else []) for t in r.traces if t.complete is False}
     return max([cycle for cycle in full if cycle not in cut] or full)
+
+
+def _is_written(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _split(group: list[Source]) -> list[Source]:
