@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import zstandard
-from kineto import COMMON, document, kernel, span, step, write
+from kineto import COMMON, document, kernel, span, step
 
 import tracekit
-from tracekit.errors import InputError
 from tracekit.model.run import Run
 from tracekit.read import batches, content
 
@@ -21,7 +20,6 @@ PLAIN = json.dumps(document(COMMON), indent=2).encode()
 COPY = kernel(
     "Memcpy HtoD", 1020, 5, stream=9, correlation=7, cat="gpu_memcpy", args={"memory bandwidth (GB/s)": "BANDWIDTH"}
 )
-TRUTH = [("compute", 1_010_000, 100_000), ("comm", 1_060_000, 100_000)]
 
 
 def opened(tmp_path: Path, data: bytes, name: str = "rank0.json") -> Run:
@@ -31,131 +29,6 @@ def opened(tmp_path: Path, data: bytes, name: str = "rank0.json") -> Run:
 
 def repairs(run: Run) -> list[tuple[str, int]]:
     return run.repairs.select("what", "count").rows()
-
-
-@pytest.mark.parametrize("token", ["inf", "-inf", "nan", "NaN", "Infinity", "-Infinity"])
-def test_bare_tokens_become_null_and_the_event_stays(tmp_path: Path, token: str) -> None:
-    text = json.dumps(document([*COMMON, *COPY])).replace('"BANDWIDTH"', token).encode()
-    run = opened(tmp_path, text)
-    assert run.work["class"].to_list() == ["compute", "copy", "comm"]
-    assert [(what.startswith("number that JSON does not know"), count) for what, count in repairs(run)] == [(True, 1)]
-
-
-def test_the_same_words_inside_a_name_are_left_alone(tmp_path: Path) -> None:
-    name = "loss: nan, inf"
-    text = json.dumps(document([step(1, 0, 9), span(name, 1, 2), *COPY])).replace('"BANDWIDTH"', "inf").encode()
-    assert name in opened(tmp_path, text).events["name"].to_list()
-
-
-@pytest.mark.parametrize(
-    ("written", "read", "what"),
-    [
-        (rb"torch\cuda\__init__.py(219): _lazy_init", r"torch\cuda\__init__.py(219): _lazy_init", "illegal escape"),
-        (b"line one\nline two", "line one\nline two", "raw control"),
-        (b"a\x01b\x1fc", "a\x01b\x1fc", "raw control"),
-        (b"kernel \xff\xfe end", "kernel \ufffd\ufffd end", "invalid UTF-8"),
-        (b'operator"" _s<int>', 'operator"" _s<int>', "unescaped quote"),
-    ],
-)
-def test_names_that_no_writer_should_write(tmp_path: Path, written: bytes, read: str, what: str) -> None:
-    text = json.dumps(document([*COMMON, span("PLACE", 1100, 5)])).encode().replace(b"PLACE", written)
-    run = opened(tmp_path, text)
-    assert read in run.events["name"].to_list()
-    assert run.work.select("class", "start_ns", "dur_ns").rows() == TRUTH
-    assert [(what in found, count) for found, count in repairs(run)] == [(True, 1)]
-
-
-def test_repairs_tell_the_byte(tmp_path: Path) -> None:
-    text = json.dumps(document([*COMMON, span("a\x00b", 1100, 5)])).encode().replace(b"\\u0000", b"\x01")
-    run = opened(tmp_path, text)
-    assert run.repairs["offset"].item() == text.index(b'{"ph": "X", "cat": "cpu_op", "name": "a\x01b"')
-
-
-def test_a_valid_non_ascii_name_is_no_repair(tmp_path: Path) -> None:
-    run = opened(tmp_path, json.dumps(document([*COMMON, span("Schritt Ψ", 1100, 5)]), ensure_ascii=False).encode())
-    assert "Schritt Ψ" in run.events["name"].to_list()
-    assert repairs(run) == []
-
-
-LAST = PLAIN.rindex(b'"name": "ncclDev')
-CUTS = {
-    "between events": (PLAIN.rindex(b"},\n    {") + 2, 4),
-    "inside a string": (LAST + 15, 4),
-    "inside a number": (PLAIN.rindex(b'"ts": 1060') + 8, 4),
-    "before the closing brackets": (PLAIN.rindex(b"]"), 5),
-}
-
-
-@pytest.mark.parametrize("place", sorted(CUTS))
-def test_a_file_cut_short_keeps_every_complete_event(tmp_path: Path, place: str) -> None:
-    cut, kept = CUTS[place]
-    run = opened(tmp_path, PLAIN[:cut])
-    assert run.events.height == kept
-    assert [what.split(":")[0] for what, _ in repairs(run)] == ["ends early"]
-
-
-def test_a_file_cut_before_its_first_event_gets_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no events"):
-        opened(tmp_path, PLAIN[: PLAIN.index(b"[", PLAIN.index(b"traceEvents")) + 1])
-
-
-def test_gzip_without_its_trailer_is_whole_and_ends_early(tmp_path: Path) -> None:
-    run = opened(tmp_path, gzip.compress(PLAIN)[:-8], "rank0.json.gz")
-    assert run.events.height == len(COMMON)
-    assert [what.split(":")[0] for what, _ in repairs(run)] == ["ends early"]
-
-
-def test_gzip_cut_in_the_middle_keeps_what_it_can(tmp_path: Path) -> None:
-    many = json.dumps(document([step(1, 0, 1e6), *(span(f"op {i * 7919 % 1000}", i, 1) for i in range(5000))])).encode()
-    packed = gzip.compress(many)
-    run = opened(tmp_path, packed[: len(packed) * 7 // 10], "rank0.json.gz")
-    assert 2500 < run.events.height < 5000
-    assert all(what.startswith("ends early") for what, _ in repairs(run))
-
-
-def test_a_flipped_byte_is_corrupt_and_not_an_early_end(tmp_path: Path) -> None:
-    many = json.dumps(document([step(1, 0, 1e6), *(span(f"op {i * 7919 % 1000}", i, 1) for i in range(5000))])).encode()
-    packed = bytearray(gzip.compress(many))
-    packed[len(packed) // 2] ^= 0xFF
-    run = opened(tmp_path, bytes(packed), "rank0.json.gz")
-    assert 1000 < run.events.height < 5000
-    assert any(what.startswith("corrupt") for what, _ in repairs(run))
-
-
-def test_several_gzip_members_and_zstd(tmp_path: Path) -> None:
-    half = len(PLAIN) // 2
-    members = gzip.compress(PLAIN[:half]) + gzip.compress(PLAIN[half:])
-    for name, data in (("a.json.gz", members), ("b.json", zstandard.compress(PLAIN))):
-        run = opened(tmp_path, data, name)
-        assert (run.events.height, repairs(run)) == (len(COMMON), [])
-
-
-def test_the_last_of_duplicate_keys_counts(tmp_path: Path) -> None:
-    text = json.dumps(document([*COMMON, span("op", 7, 5)])).encode().replace(b'"ts": 7', b'"ts": 7, "ts": 1150')
-    assert opened(tmp_path, text).events["ts_ns"].max() == 1_150_000
-
-
-def test_numbers_of_odd_kinds(tmp_path: Path) -> None:
-    odd = span("op", 1150.5, 3)
-    odd |= {"ts": "1150.5", "args": {"External id": 2**70, "correlation": "9"}}
-    run = tracekit.open(write(tmp_path / "r.json", [*COMMON, odd]))
-    assert run.events.filter(name="op").select("ts_ns", "external_id", "correlation").rows() == [(1_150_500, None, 9)]
-
-
-@pytest.mark.parametrize(
-    "args", [None, [], "text", 7, {"stream": {}, "device": [], "correlation": 1.5, "Input Dims": 3}]
-)
-def test_arguments_of_odd_shapes(tmp_path: Path, args: Any) -> None:
-    run = tracekit.open(write(tmp_path / "r.json", [*COMMON, span("op", 1150, 3) | {"args": args}]))
-    assert "op" in run.events["name"].to_list()
-    assert run.work.select("class", "start_ns", "dur_ns").rows() == TRUTH
-
-
-def test_two_ranks_written_into_one_file_keep_their_whole_events(tmp_path: Path) -> None:
-    both = PLAIN[:-40] + PLAIN
-    run = opened(tmp_path, both)
-    assert run.events.height >= 2 * len(COMMON) - 1
-    assert repairs(run) != []
 
 
 def test_damage_in_one_batch_of_many_costs_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,35 +42,6 @@ def test_damage_in_one_batch_of_many_costs_one_event(tmp_path: Path, monkeypatch
     run = opened(tmp_path, broken)
     assert run.events.height == 2000
     assert set(whole.events["name"]) - set(run.events["name"]) == {"op 777"}
-
-
-def test_depth_bomb_ends_in_a_sentence(tmp_path: Path) -> None:
-    bomb = b'{"traceEvents": [{"ph": "X", "args": ' + b"[" * 200_000
-    with pytest.raises(InputError, match="no events"):
-        opened(tmp_path, bomb)
-
-
-def test_deep_arguments_of_one_event_cost_that_event_only(tmp_path: Path) -> None:
-    deep = b'{"ph": "X", "name": "deep", "ts": 1, "dur": 1, "args": {"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}}, "
-    text = PLAIN.replace(b'"traceEvents": [', b'"traceEvents": [' + deep)
-    run = opened(tmp_path, text)
-    assert run.work.select("class", "start_ns", "dur_ns").rows() == TRUTH
-
-
-def test_a_number_of_a_million_digits(tmp_path: Path) -> None:
-    text = PLAIN.replace(b'"ts": 1010', b'"ts": 1' + b"0" * 1_000_000)
-    run = opened(tmp_path, text)
-    assert run.events.height >= len(COMMON) - 1
-
-
-def test_gzip_bomb_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.json.gz"
-    with gzip.open(path, "wb") as file:
-        file.write(b'{"traceEvents": [')
-        for _ in range(400):
-            file.write(b" " * 2**20)
-    with pytest.raises(InputError, match="decompression bomb"):
-        tracekit.open(path)
 
 
 def rows(run: Run) -> list[tuple[str, int, int]]:
@@ -245,13 +89,6 @@ def test_a_damaged_head_costs_no_event(tmp_path: Path, key: bytes) -> None:
 def test_invalid_bytes_in_text_that_nobody_needs_are_told(tmp_path: Path) -> None:
     text = json.dumps(document([*COMMON, *COPY])).encode().replace(b"memory bandwidth", b"memory\xffbandwidth")
     assert repairs(opened(tmp_path, text)) == [("invalid UTF-8 in text", 1)]
-
-
-def test_half_a_surrogate_pair_costs_a_character(tmp_path: Path) -> None:
-    text = json.dumps(document([*COMMON, span("PLACE", 1100, 5)])).encode().replace(b"PLACE", b"a\\ud800b")
-    run = opened(tmp_path, text)
-    assert "a\ufffdb" in run.events["name"].to_list()
-    assert repairs(run) == [("half of a surrogate pair in text", 1)]
 
 
 def test_a_number_beyond_all_floats_becomes_null(tmp_path: Path) -> None:
