@@ -91,13 +91,6 @@ def test_invalid_bytes_in_text_that_nobody_needs_are_told(tmp_path: Path) -> Non
     assert repairs(opened(tmp_path, text)) == [("invalid UTF-8 in text", 1)]
 
 
-def test_a_number_beyond_all_floats_becomes_null(tmp_path: Path) -> None:
-    text = json.dumps(document([*COMMON, span("op", 7, 5)])).replace('"ts": 7', '"ts": 1e999').encode()
-    run = opened(tmp_path, text)
-    assert run.events.filter(name="op")["ts_ns"].to_list() == [None]
-    assert sorted(repairs(run)) == [("no start time, or an impossible one", 1), ("number beyond 64 bits", 1)]
-
-
 @pytest.mark.parametrize("mended", ['a"b', "a\\qb", 'a "quoted" \\word" b'])
 def test_the_search_goes_on_behind_a_mended_event(tmp_path: Path, mended: str) -> None:
     # Mending makes text longer, also behind the event where no boundary is seen: the place to go on is the written one.

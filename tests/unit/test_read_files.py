@@ -118,18 +118,6 @@ class Inline(Executor):
         return future
 
 
-def test_impossible_durations_are_set_aside_and_counted(tmp_path: Path) -> None:
-    late = span("op", 1200, -100)
-    endless = span("op", 1300, 0)
-    del endless["dur"]
-    run = tracekit.open(write(tmp_path / "r.json", [*COMMON, late, endless]))
-    assert run.repairs.select("what", "count").rows() == [
-        ("no duration, or an impossible one", 1),
-        ("negative duration", 1),
-    ]
-    assert run.work.height == 2
-
-
 def test_text_thread_ids_and_repeated_argument_spellings_are_read(tmp_path: Path) -> None:
     row = {"ph": "X", "cat": "Kernel", "name": "k", "pid": 0, "tid": "stream 7", "ts": 1, "dur": 2}
     row["args"] = {"device": 0, "stream": 7, "correlation": 3, "external id": 9}
