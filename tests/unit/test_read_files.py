@@ -10,7 +10,6 @@ from polars.testing import assert_frame_equal
 
 import tracekit
 from tracekit.errors import InputError
-from tracekit.read.sources import find_sources
 
 
 def test_missing_path_and_empty_folder(tmp_path: Path) -> None:
@@ -18,40 +17,6 @@ def test_missing_path_and_empty_folder(tmp_path: Path) -> None:
         tracekit.open(tmp_path / "nowhere")
     with pytest.raises(InputError, match="no trace in this folder"):
         tracekit.open(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        (["rank1.json.gz", "rank0.json.gz"], [(0, 0), (0, 1)]),
-        (["cycle0/rank0.json.gz", "cycle1/rank0.json.gz"], [(0, 0), (1, 0)]),
-        (["iteration_20/rank1_trace.json.gz", "iteration_10/rank0_trace.json"], [(10, 0), (20, 1)]),
-        (["worker7_step_12.169.pt.trace.json.gz"], [(0, 7)]),
-        (["sampled_rank-1.json.gz", "host_r2.json"], [(0, 1), (0, 2)]),
-        (["trace.json"], [(0, None)]),
-    ],
-)
-def test_layouts(tmp_path: Path, files: list[str], found: list[tuple[int, int | None]]) -> None:
-    for name in files:
-        write(tmp_path / name, COMMON)
-    for name in ("manifest.json", "rank0.meta.json", "report.json", "notes.txt"):
-        (tmp_path / name).write_text("{}")
-    assert [(s.cycle, s.rank_in_name) for s in find_sources([tmp_path])] == found
-
-
-def test_rank_comes_from_the_trace_then_the_name_then_the_order(tmp_path: Path) -> None:
-    write(tmp_path / "told" / "rank5.json", COMMON, rank=1)
-    write(tmp_path / "named" / "rank5.json", COMMON, rank=None)
-    write(tmp_path / "neither" / "a.json", COMMON, rank=None)
-    write(tmp_path / "neither" / "b.json", COMMON, rank=None)
-    ranks = {
-        f: tracekit.open(tmp_path / f).ranks.select("rank", "rank_from").rows() for f in ("told", "named", "neither")
-    }
-    assert ranks == {
-        "told": [(1, "distributedInfo")],
-        "named": [(5, "file name")],
-        "neither": [(0, "order"), (1, "order")],
-    }
 
 
 def test_patterns_files_and_folders_together(tmp_path: Path) -> None:
