@@ -1,4 +1,7 @@
-"""One object of damaged text: read leniently, else with the faults mended that are known from the field."""
+"""One object of damaged text: read leniently, else with the faults mended that are known from the field.
+
+Of equal keys in one object the last counts, here as wherever a trace is read.
+"""
 
 from __future__ import annotations
 
