@@ -124,9 +124,7 @@ def test_bytes_that_are_no_text_are_replaced(
 
 
 @pytest.mark.parametrize("written", [b"a\nb", b"a\x01b", b"a\x1fb", b"a\xff\xfeb", "Ψ".encode(), rb"a\cb", b'a"b'])
-def test_what_we_write_is_strict_json_in_utf_8(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], written: bytes
-) -> None:
+def test_what_we_write_is_strict_json_in_utf_8(tmp_path: Path, written: bytes) -> None:
     path = tmp_path / "rank0.json"
     path.write_bytes(json.dumps(document(COMMON)).encode().replace(b"ampere_sgemm_128x64", written))
     out = tmp_path / "work.json"
