@@ -136,7 +136,6 @@ def test_the_last_of_equal_keys_counts(tmp_path: Path, old: bytes, new: bytes, d
     assert [what for what, *_ in told(run)] == ([] if damage == b"op" else ["illegal escape in text"])
 
 
-@pytest.mark.xfail(strict=True, reason="of two lists that are read in one block the first is lost without a word")
 def test_of_two_lists_the_same_is_kept_whatever_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = TEXT[:-1] + b', "traceEvents": [' + json.dumps(span("op", 1, 1)).encode() + b"]}"
     at_once = opened(tmp_path, data).events["name"].to_list()

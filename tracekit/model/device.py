@@ -1,12 +1,13 @@
-"""What ran on GPUs and other accelerators, and when the CPU launched it."""
+"""What ran on GPUs and other accelerators, when the CPU launched it, and where none of it was recorded."""
 
 from __future__ import annotations
 
 import polars as pl
 
 from tracekit.model import names
-from tracekit.model.kinds import Kinds, by_value, timed
-from tracekit.model.runs import RUN, joined, with_first
+from tracekit.model.kinds import Kinds, by_value, nccl_calls, timed
+from tracekit.model.runs import RUN, joined, with_first, without
+from tracekit.model.steps import step_at
 from tracekit.read.columns import Columns
 
 
@@ -54,3 +55,41 @@ def _linked(rows: pl.DataFrame, launches: pl.DataFrame, key: str, source: str) -
         )
         .drop("at_ns", "at_tid")
     )
+
+
+def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
+    """Return the steps, those incomplete for which the activity of the device was lost.
+
+    On a rank with kernels or copies, that is a step that launched none. On a rank that launched some, or called NCCL,
+    but recorded nothing on any device, it is every step. CPU runs have neither.
+    """
+    active = device.filter(pl.col("role").is_not_null())
+    at = active.select(*RUN, pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
+    busy = step_at(at, steps, "at_ns").select(*RUN, "step").unique().with_columns(pl.lit(1).alias("busy"))
+    recorded = active.select(RUN).unique().with_columns(pl.lit(1).alias("recorded"))
+    table = steps.join(busy, on=[*RUN, "step"], how="left", nulls_equal=True, maintain_order="left")
+    for more in (recorded, _unanswered(active, kinds)):
+        table = table.join(more, on=RUN, how="left", maintain_order="left")
+    nothing = pl.col("recorded").is_null() & pl.col("calls").is_not_null()
+    empty = pl.col("recorded").is_not_null() & pl.col("busy").is_null()
+    reason = (
+        pl.when(~pl.col("complete")).then("reason")
+        .when(nothing).then(pl.format("no activity of the device was recorded for {}", "calls"))
+        .when(empty).then(pl.lit("no activity of the device was recorded in this step, but in others"))
+        .otherwise("reason")
+    )  # fmt: skip
+    complete = pl.col("complete") & ~nothing & ~empty
+    return table.with_columns(complete.alias("complete"), reason.alias("reason")).select(steps.columns)
+
+
+def _unanswered(active: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
+    """What ranks without activity asked of a device: rank, cycle, calls ("8 launches")."""
+    calls = {
+        "{} launches": kinds.launches.filter(pl.col("name").str.contains(names.STARTS_WORK), pl.col("correlation") > 0),
+        "{} calls of NCCL": nccl_calls(kinds),
+    }
+    counts = [
+        without(part, active).group_by(RUN).agg(pl.format(what, pl.len()).alias("calls"))
+        for what, part in calls.items()
+    ]
+    return pl.concat(counts).unique(RUN, keep="first", maintain_order=True)

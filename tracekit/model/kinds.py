@@ -47,3 +47,9 @@ def by_value(values: pl.Series, tell: Callable[[str | None], str | None]) -> pl.
 def timed(events: pl.DataFrame) -> pl.DataFrame:
     """Return the complete events that have a place in time."""
     return events.filter(pl.col("ph") == "X", pl.col("dur_ns") >= 0, pl.col("ts_ns").is_not_null())
+
+
+def nccl_calls(kinds: Kinds) -> pl.DataFrame:
+    """Return the marks that calls of NCCL leave in a trace, on the CPU or drawn around kernels."""
+    named = pl.col("name").str.starts_with(names.NCCL_ANNOTATION)
+    return pl.concat([part.filter(named) for part in (kinds.operators, kinds.annotations, kinds.drawn)])

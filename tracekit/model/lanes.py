@@ -1,4 +1,4 @@
-"""Device rows whose times cannot be: work on one stream is serial, and nothing runs before it is launched.
+"""Device rows that cannot have lasted as long as they say: work on one stream is serial.
 
 A kernel may start while the one before it drains (programmatic dependent launch), and clocks are rounded: such
 crossings are kept. A row that outlasts the *whole* of a later row on its stream, by more than any of that explains,
@@ -32,36 +32,3 @@ def cut_overruns(rows: pl.DataFrame) -> pl.DataFrame:
         .with_columns(pl.col("dur_ns") - pl.col("overrun_ns").fill_null(0))
         .drop("__start", "__end")
     )
-
-
-def overrun_repairs(work: pl.DataFrame) -> list[dict[str, object]]:
-    """Return rows of the repairs table for each rank's device rows with overruns, and with starts before their launch.
-
-    The clocks of CPU and device are converted into each other, so that a kernel can seem to start early
-    (pytorch/kineto#1380). What it belongs to rests on ids, not on times.
-    """
-    linked = pl.col("linked_by").is_in(["correlation", "flow"]) & (pl.col("device") != "cpu")
-    early = work.filter(linked, pl.col("launched_ns") > pl.col("start_ns"))
-    lead = (pl.col("launched_ns") - pl.col("start_ns")).max()
-    return [
-        *_repairs(
-            work.drop_nulls("overrun_ns"),
-            pl.col("overrun_ns").sum(),
-            "device rows that outlast the next one on their stream",
-            "ends cut at the next start, {} ns in all",
-        ),
-        *_repairs(
-            early,
-            lead,
-            "device rows that start before their launch",
-            "linked by their ids all the same, up to {} ns early",
-        ),
-    ]
-
-
-def _repairs(found: pl.DataFrame, measure: pl.Expr, what: str, done: str) -> list[dict[str, object]]:
-    table = found.group_by("rank", "cycle").agg(pl.len(), measure.alias("ns")).sort("rank", "cycle")
-    return [
-        {"rank": rank, "cycle": cycle, "what": what, "count": count, "done": done.format(ns)}
-        for rank, cycle, count, ns in table.iter_rows()
-    ]

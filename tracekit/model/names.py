@@ -54,6 +54,8 @@ def role_of(category: str | None) -> str | None:
 
 # -- collectives ---------------------------------------------------------------------------------------------------
 NCCL_ANNOTATION = "nccl:"
+# Launches after which something runs on the device.
+STARTS_WORK = "(?i)launch|memcpy|memset"
 CALL_PREFIXES = ("c10d::", "nccl:", "record_param_comms")
 BACKEND_SPAN = r"^(gloo|mpi|ucc|xccl):"
 
@@ -62,6 +64,8 @@ COMM_KERNEL = (
     r"(?i)^(void )?(nccl|rccl|msccl|oneccl|ccl::|hccl|hcom_|deep_?ep::|nvshmem)"
     r"|(one|two)_shot_all_?reduce|multimem_(all|one|reduce)|cross_device_reduce|::(quick_?)?all_?reduce"
 )
+# Kineto writes it for every name with a byte that cannot be printed.
+LOST_NAME = "unknown"
 PEER_COPY = r"(?i)^memcpy (ptop|p2p)"
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.model import calls, collectives, memory, steps, work
-from tracekit.model.device import device_rows
+from tracekit.model import calls, collectives, memory, repairs, steps, work
+from tracekit.model.device import device_rows, without_lost_activity
 from tracekit.model.kinds import Kinds, kinds
-from tracekit.model.lanes import overrun_repairs
 from tracekit.model.layers import Attribution
 from tracekit.read.manifest import Manifest, read_manifest
 from tracekit.read.sources import expand
-from tracekit.read.traces import REPAIRS_SCHEMA, Progress, Traces, read_traces
+from tracekit.read.traces import Progress, Traces, read_traces
 
 PathLike = str | os.PathLike[str]
 
@@ -66,21 +65,13 @@ class Run:
     @cached_property
     def repairs(self) -> pl.DataFrame:
         """What was wrong with files or with the run as a whole, and what was done about it: REPAIRS_SCHEMA."""
-        note = steps.numbers_differ(self.steps)
-        rows: list[dict[str, object]] = []
-        if note:
-            rows.append({"what": note, "count": 1, "done": "steps are matched by order"})
-        what = "step marks on another thread, inside or repeating another, or without a usable number"
-        unused = steps.unused_marks(self._kinds, self.steps).iter_rows(named=True)
-        rows.extend({**row, "what": what, "done": "not used as steps"} for row in unused)
-        rows.extend(overrun_repairs(self.work))
-        return pl.concat([self._found, pl.DataFrame(rows, schema=REPAIRS_SCHEMA)])
+        return pl.concat([self._found, repairs.repairs(self._kinds, self.steps, self.work)])
 
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
         windows = steps.steps(self._kinds, self.manifest, self._found)
-        return steps.without_device_work(windows, self._device, self._kinds.launches)
+        return without_lost_activity(windows, self._device, self._kinds)
 
     @cached_property
     def work(self) -> pl.DataFrame:

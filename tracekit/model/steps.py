@@ -104,35 +104,6 @@ def unused_marks(kinds: Kinds, steps_table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def without_device_work(steps_table: pl.DataFrame, device: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps, those incomplete for which the activity of the device was lost.
-
-    On a rank that recorded work on a device (see model/device.py), that is a step that launched none. On a rank that
-    recorded launches of kernels but nothing on any device, it is every step. CPU runs have neither.
-    """
-    run = ["rank", "cycle"]
-    device = device.filter(pl.col("role").is_not_null())
-    at = device.select(*run, pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
-    busy = step_at(at, steps_table, "at_ns").select(*run, "step").unique().with_columns(pl.lit(1).alias("busy"))
-    recorded = device.select(run).unique().with_columns(pl.lit(1).alias("recorded"))
-    starts = pl.col("ph").eq("X") & pl.col("ts_ns").is_not_null() & (pl.col("correlation") > 0)
-    starts &= pl.col("name").str.contains("(?i)launch")
-    launched = without(launches, device).filter(starts).group_by(run).agg(pl.len().alias("launched"))
-    table = steps_table.join(busy, on=[*run, "step"], how="left", nulls_equal=True, maintain_order="left")
-    for more in (recorded, launched):
-        table = table.join(more, on=run, how="left", maintain_order="left")
-    nothing = pl.col("recorded").is_null() & pl.col("launched").is_not_null()
-    empty = pl.col("recorded").is_not_null() & pl.col("busy").is_null()
-    reason = (
-        pl.when(~pl.col("complete")).then("reason")
-        .when(nothing).then(pl.format("no activity of the device was recorded for {} launches", "launched"))
-        .when(empty).then(pl.lit("no activity of the device was recorded in this step, but in others"))
-        .otherwise("reason")
-    )  # fmt: skip
-    complete = pl.col("complete") & ~nothing & ~empty
-    return table.with_columns(complete.alias("complete"), reason.alias("reason")).select(steps_table.columns)
-
-
 def numbers_differ(steps_table: pl.DataFrame) -> str | None:
     """Say how the numbers of steps differ between ranks; null where they agree, as far as each rank was recorded."""
     numbers = {

@@ -6,7 +6,7 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.backend import match_spans
-from tracekit.model.kinds import Kinds, timed
+from tracekit.model.kinds import Kinds, nccl_calls, timed
 from tracekit.model.lanes import cut_overruns
 from tracekit.model.layers import Attribution
 from tracekit.model.moments import latest
@@ -55,10 +55,8 @@ def work(
     """
     # A trace without device rows is a CPU run, and its operators are the work; unless it calls NCCL: then its device
     # was not recorded, and what the CPU did there is no measure of anything.
-    calls_nccl = pl.col("name").str.starts_with(names.NCCL_ANNOTATION)
-    on_gpu = [device, *(part.filter(calls_nccl) for part in (kinds.operators, kinds.annotations, kinds.drawn))]
     spans = _backend_spans(kinds.annotations, arguments, calls)
-    operators = _cpu_operators(without(kinds.operators, *on_gpu), spans)
+    operators = _cpu_operators(without(kinds.operators, device, nccl_calls(kinds)), spans)
     rows = pl.concat([_device_work(device, calls), spans, operators], how="diagonal_relaxed")
     rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
     located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")

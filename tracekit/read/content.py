@@ -13,6 +13,8 @@ from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# Of frames that hold no data, which may come first; their own first byte counts from 0x50 to 0x5f.
+_ZSTD_SKIPPED = b"\x2a\x4d\x18"
 BLOCK_BYTES = 2 * 2**20
 _CHUNK_BYTES = 2**20
 # Four bytes of zstd can stand for 128 KiB.
@@ -44,7 +46,7 @@ def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterat
     file.seek(0)
     if magic.startswith(GZIP_MAGIC):
         source = _gunzip(file, findings)
-    elif magic == ZSTD_MAGIC:
+    elif magic == ZSTD_MAGIC or (magic[1:] == _ZSTD_SKIPPED and magic[0] >> 4 == 5):
         source = _unzstd(file, findings)
     else:
         source = iter(lambda: file.read(BLOCK_BYTES), b"")

@@ -153,6 +153,9 @@ def _whole(batch: Batch, shape: _Shape) -> tuple[Sequence[Event], Facts]:
         batch.text.decode()
     if batch.part == "events":
         return msgspec.json.decode(batch.text, type=list[shape.event]), Facts()  # pyright: ignore[reportInvalidTypeForm]
+    if shape.in_object and b'"traceEvents"' in batch.text:
+        # JSON readers keep the last of two lists, which would lose the events of the first.
+        raise msgspec.DecodeError("a second list of events")
     whole = b'{"traceEvents":[' + batch.text + (b"" if shape.in_object else b"}")
     document = msgspec.json.decode(whole, type=shape.document)
     return document.events, facts_of(document)

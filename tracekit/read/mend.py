@@ -17,7 +17,6 @@ from tracekit.read.events import CheckedEvent, Event, ExactEvent
 
 ODD_NUMBER = "number that JSON does not know (inf, nan)"
 _LARGE_NUMBER = "number beyond 64 bits"
-_NO_TIME = "something else where a time belongs"
 _ILLEGAL_ESCAPE = "illegal escape in text"
 _SURROGATE = "half of a surrogate pair in text"
 # Of the bare words, those with brackets and "#" are what C programs write on Windows.
@@ -163,9 +162,8 @@ def event_of(value: dict[str, Any]) -> tuple[Event, list[str]] | None:
     if "ph" not in value:
         return None
     what: set[str] = set()
-    if odd := {key for key in _TIMES if isinstance(value.get(key), bool | list | dict)}:
-        what.add(_NO_TIME)
-        value = {key: None if key in odd else v for key, v in value.items()}
+    # What is no time at all is missing: it is counted where times are missing.
+    value = {key: None if key in _TIMES and isinstance(v, bool | list | dict) else v for key, v in value.items()}
     try:
         clean = _clean(value, what)
     except RecursionError:
