@@ -41,7 +41,7 @@ polars.DataFrame({"a": [1]}).filter(polars.col("a") > 0)
 def tables(run):
     for name in ("steps", "work", "collectives", "memory"):
         getattr(run, name)
-    return run.events.height
+    return run.ranks["num_events"].sum()
 
 def opened(path, cache):
     import inspect

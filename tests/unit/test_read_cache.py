@@ -14,9 +14,10 @@ from polars.testing import assert_frame_equal
 
 import tracekit
 from tracekit import cli
-from tracekit.read import cache
-from tracekit.read.cache import FOLDER, MIN_EVENTS, read_file
+from tracekit.read import cache, entries
+from tracekit.read.cache import MIN_EVENTS, Opened, read_file
 from tracekit.read.decode import Decoded, decode
+from tracekit.read.entries import FOLDER
 
 DAMAGED = span("late", 2_000_000, -1)
 EVENTS = [*(span(f"op{n}", n, 1, External_id=n) for n in range(MIN_EVENTS - 1)), DAMAGED]
@@ -45,7 +46,7 @@ def entry_of(trace: Path) -> Path:
     return trace.parent / FOLDER / f"{trace.name}.zip"
 
 
-def assert_same(one: Decoded, other: Decoded) -> None:
+def assert_same(one: Opened, other: Decoded) -> None:
     for left, right in zip(one.columns, other.columns, strict=True):
         assert_frame_equal(left, right)
     assert (one.facts, one.findings) == (other.facts, other.findings)
@@ -150,7 +151,7 @@ def test_an_entry_of_another_reader_is_rewritten(
     trace: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_file(trace)
-    monkeypatch.setattr(cache, "reader_version", lambda: "later")
+    monkeypatch.setattr(entries, "code_version", lambda: "later")
     read_file(trace)
     read_file(trace)
     assert len(decoded) == 2
@@ -181,7 +182,7 @@ def test_no_place_to_keep_anything_is_fine(trace: Path, monkeypatch: pytest.Monk
 
 def test_the_users_folder_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(cache, "MAX_USER_BYTES", 1)
+    monkeypatch.setattr(entries, "MAX_USER_BYTES", 1)
     for name in ("a", "b"):
         path = write(tmp_path / name / "r.json", EVENTS)
         (path.parent / FOLDER).write_text("in the way")

@@ -11,13 +11,15 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.model import calls, collectives, memory, repairs, steps, work
-from tracekit.model.device import device_rows, without_lost_activity
-from tracekit.model.kinds import Kinds, kinds
-from tracekit.model.layers import Attribution
+from tracekit.model.collectives import COLLECTIVES_SCHEMA
+from tracekit.model.kept import KeptTables
+from tracekit.model.memory import MEMORY_SCHEMA
+from tracekit.model.steps import STEPS_SCHEMA
+from tracekit.model.tables import Tables
+from tracekit.model.work import WORK_SCHEMA
 from tracekit.read.manifest import Manifest, read_manifest
 from tracekit.read.sources import expand
-from tracekit.read.traces import Progress, Traces, read_traces
+from tracekit.read.traces import REPAIRS_SCHEMA, Progress, Traces, read_traces
 
 PathLike = str | os.PathLike[str]
 
@@ -30,9 +32,10 @@ class Run:
         self.name = name
         self.paths = paths
         self.manifest = manifest
-        self._columns = traces.columns
+        self._traces = traces
+        self._made = Tables(traces, manifest)
+        self._kept = KeptTables(traces, manifest)
         self._files: pl.DataFrame = traces.files
-        self._found: pl.DataFrame = traces.repairs
         # By the manifest, else the traces; null where neither tells.
         self.world_size: int | None = traces.world_size
         self.missing_ranks: list[int] = traces.missing
@@ -45,7 +48,7 @@ class Run:
     @cached_property
     def events(self) -> pl.DataFrame:
         """All events that were read, in file order: EVENT_SCHEMA with rank and cycle."""
-        return self._columns.together()
+        return self._traces.columns.together()
 
     @property
     def psi(self) -> int | None:
@@ -65,53 +68,28 @@ class Run:
     @cached_property
     def repairs(self) -> pl.DataFrame:
         """What was wrong with files or with the run as a whole, and what was done about it: REPAIRS_SCHEMA."""
-        return pl.concat([self._found, repairs.repairs(self._kinds, self.steps, self.work)])
+        faults = self._kept.table("faults", REPAIRS_SCHEMA, lambda: self._made.faults)
+        return pl.concat([self._traces.repairs, faults])
 
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
-        windows = steps.steps(self._kinds, self.manifest, self._found)
-        return without_lost_activity(windows, self._device, self._kinds)
+        return self._kept.table("steps", STEPS_SCHEMA, lambda: self._made.steps)
 
     @cached_property
     def work(self) -> pl.DataFrame:
         """Everything that occupied a device: WORK_SCHEMA."""
-        return work.work(self._device, self._columns.comm, self._kinds, self._calls, self.steps, self._attribution)
+        return self._kept.table("work", WORK_SCHEMA, lambda: self._made.work)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
         """What was communicated: COLLECTIVES_SCHEMA."""
-        return collectives.collectives(
-            self._columns.comm,
-            self._calls,
-            self.work,
-            self.steps,
-            self._attribution,
-            annotations=self._kinds.annotations,
-            manifest=self.manifest,
-            world_size=self.world_size,
-        )
+        return self._kept.table("collectives", COLLECTIVES_SCHEMA, lambda: self._made.collectives)
 
     @cached_property
     def memory(self) -> pl.DataFrame:
         """Allocations and frees: MEMORY_SCHEMA."""
-        return memory.memory(self._columns.memory, self._kinds.annotations, self._attribution)
-
-    @cached_property
-    def _kinds(self) -> Kinds:
-        return kinds(self._columns.events)
-
-    @cached_property
-    def _device(self) -> pl.DataFrame:
-        return device_rows(self._columns, self._kinds)
-
-    @cached_property
-    def _calls(self) -> pl.DataFrame:
-        return calls.calls(self._kinds, self._columns.comm)
-
-    @cached_property
-    def _attribution(self) -> Attribution:
-        return Attribution(self._kinds, self.steps, self._columns.frames)
+        return self._kept.table("memory", MEMORY_SCHEMA, lambda: self._made.memory)
 
 
 def open_run(
@@ -126,7 +104,8 @@ def open_run(
 
     Of a run recorded in several cycles the newest complete one is read, unless `cycle` names another. Files are read
     in `executor`, by default in a thread a core; `progress` is called with files done, files in all and a file's name.
-    With `cache`, what is decoded is kept beside the traces, or else in the user's cache folder, for the next time.
+    With `cache`, what is decoded and the tables made of it are kept beside the traces, or else in the user's cache
+    folder, for the next time.
 
     Raises:
         InputError: nothing to read there, or a file is not a Kineto trace.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import polars as pl
 
 from tracekit.errors import InputError
-from tracekit.read.cache import read_file
+from tracekit.read.cache import Opened, read_file
 from tracekit.read.columns import Columns
 from tracekit.read.cycles import choose_cycle, split_cycles, without_strays
-from tracekit.read.decode import Decoded
 from tracekit.read.findings import Finding
 from tracekit.read.manifest import Manifest, is_foreign
 from tracekit.read.ranks import Ranked, assign_ranks, missing_ranks, rank_findings, refuse_duplicates, world_size
@@ -48,21 +50,56 @@ _STRAY = "not a Kineto trace (no events in it)"
 Progress = Callable[[int, int, str], None]
 
 
-class Traces(NamedTuple):
-    """`columns`: of all files read, keyed by rank, cycle and index; `files`: FILES_SCHEMA; `repairs`: REPAIRS_SCHEMA;
-    `world_size`: null where nothing tells; `missing`: ranks that no file holds.
-    """
-
-    columns: Columns
-    files: pl.DataFrame
-    repairs: pl.DataFrame
-    world_size: int | None
-    missing: list[int]
-
-
 class _Read(NamedTuple):
     source: Source
-    decoded: Decoded
+    opened: Opened
+
+
+class Traces:
+    """What was read of a run. Its frames are loaded when asked for: kept tables do without them.
+
+    `files`: FILES_SCHEMA; `repairs`: REPAIRS_SCHEMA; `world_size`: null where nothing tells; `missing`: ranks that no
+    file holds; `paths`: of the files read.
+    """
+
+    def __init__(
+        self,
+        read: list[_Read],
+        ranks: list[int],
+        *,
+        files: pl.DataFrame,
+        repairs: pl.DataFrame,
+        world_size: int | None,
+        missing: list[int],
+    ) -> None:
+        """Hold what :func:`read_traces` found."""
+        self._read = read
+        self._ranks = ranks
+        self.files = files
+        self.repairs = repairs
+        self.world_size = world_size
+        self.missing = missing
+        self.paths = [source.path for source, _ in read]
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The frames of all files read, keyed by rank, cycle and index."""
+        keyed = [
+            Columns(*(_keyed(frame, rank, source.cycle) for frame in opened.columns))
+            for (source, opened), rank in zip(self._read, self._ranks, strict=True)
+        ]
+        return Columns(*(pl.concat(frames) for frames in zip(*keyed, strict=True)))
+
+    @property
+    def key(self) -> str | None:
+        """A digest of all that was read, wherever it lies; null where a file is not kept in the cache."""
+        if any(opened.digest is None for _, opened in self._read):
+            return None
+        files = [
+            (opened.digest, rank, source.cycle) for (source, opened), rank in zip(self._read, self._ranks, strict=True)
+        ]
+        told = self.repairs.select("rank", "cycle", "what", "count", "done").rows()
+        return hashlib.sha256(msgspec.json.encode((files, told, self.world_size))).hexdigest()
 
 
 def read_traces(
@@ -87,13 +124,13 @@ def read_traces(
     chosen = choose_cycle(everything, cycle, manifest)
     sources = [s for s in everything if s.cycle == chosen]
     read, unusable = _usable(sources, _read_all([s.path for s in sources], cache, executor, progress))
-    facts = [r.decoded.facts for r in read]
+    facts = [r.opened.facts for r in read]
     ranked = assign_ranks([r.source for r in read], [f.rank for f in facts])
     refuse_duplicates([r.source for r in read], ranked)
     ranks = [r.rank for r in ranked]
     size = world_size(facts, manifest.world_size if manifest else None)
     rows = [
-        *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.decoded.findings),
+        *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.opened.findings),
         *({"file": str(path), **asdict(finding)} for path, finding in left_out),
         *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
         *(
@@ -102,11 +139,12 @@ def read_traces(
         ),
     ]
     return Traces(
-        _stacked(read, ranks),
-        _files(everything, read, ranked, manifest),
-        pl.DataFrame(rows, schema=REPAIRS_SCHEMA),
-        size,
-        missing_ranks(ranks, size),
+        read,
+        ranks,
+        files=_files(everything, read, ranked, manifest),
+        repairs=pl.DataFrame(rows, schema=REPAIRS_SCHEMA),
+        world_size=size,
+        missing=missing_ranks(ranks, size),
     )
 
 
@@ -120,7 +158,7 @@ def _foreign_manifests(paths: list[Path]) -> list[LeftOut]:
 
 def _read_all(
     paths: list[Path], cache: bool, executor: Executor | None, progress: Progress | None
-) -> list[Decoded | InputError]:
+) -> list[Opened | InputError]:
     """What each file holds or why it cannot be used, in the order of the paths whatever the executor's."""
     if executor is not None:
         return _submitted(paths, cache, executor, progress)
@@ -133,7 +171,7 @@ def _read_all(
             return _submitted(paths, cache, pool, progress)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    results: list[Decoded | InputError] = []
+    results: list[Opened | InputError] = []
     for path in paths:
         results.append(_attempt(path, cache))
         if progress:
@@ -143,7 +181,7 @@ def _read_all(
 
 def _submitted(
     paths: list[Path], cache: bool, executor: Executor, progress: Progress | None
-) -> list[Decoded | InputError]:
+) -> list[Opened | InputError]:
     futures = {executor.submit(_attempt, path, cache): path for path in paths}
     for done, future in enumerate(as_completed(futures), 1):
         if progress:
@@ -151,7 +189,7 @@ def _submitted(
     return [future.result() for future in futures]
 
 
-def _attempt(path: Path, cache: bool) -> Decoded | InputError:
+def _attempt(path: Path, cache: bool) -> Opened | InputError:
     try:
         return read_file(path, cache=cache)
     except InputError as error:
@@ -163,7 +201,7 @@ def _cores() -> int:
 
 
 def _usable(
-    sources: list[Source], results: Sequence[Decoded | InputError]
+    sources: list[Source], results: Sequence[Opened | InputError]
 ) -> tuple[list[_Read], list[tuple[Source, Finding]]]:
     """What was read, and why other files of a folder were left out: a killed rank must not cost the others' traces."""
     read: list[_Read] = []
@@ -192,8 +230,8 @@ def _files(
 ) -> pl.DataFrame:
     hosts = {r.rank: r.host for r in (manifest.ranks if manifest else [])}
     rows: list[tuple[object, ...]] = []
-    for (source, decoded), (rank, rank_from) in zip(read, ranked, strict=True):
-        host = decoded.facts.host or hosts.get(rank)
+    for (source, opened), (rank, rank_from) in zip(read, ranked, strict=True):
+        host = opened.facts.host or hosts.get(rank)
         rows.append(
             (
                 str(source.path),
@@ -201,20 +239,12 @@ def _files(
                 rank_from,
                 source.cycle,
                 host,
-                decoded.columns.num_events,
+                opened.num_events,
             )
         )
     chosen = read[0].source.cycle
     rows.extend((str(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in everything if s.cycle != chosen)
     return pl.DataFrame(rows, schema=FILES_SCHEMA, orient="row").sort("cycle", "rank", "file")
-
-
-def _stacked(read: list[_Read], ranks: list[int]) -> Columns:
-    keyed = [
-        Columns(*(_keyed(frame, rank, source.cycle) for frame in decoded.columns))
-        for (source, decoded), rank in zip(read, ranks, strict=True)
-    ]
-    return Columns(*(pl.concat(frames) for frames in zip(*keyed, strict=True)))
 
 
 def _keyed(frame: pl.DataFrame, rank: int, cycle: int) -> pl.DataFrame:

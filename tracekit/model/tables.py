@@ -1,0 +1,75 @@
+"""The tables of a run, each made when first asked for from what was read and from the tables that it builds on."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import polars as pl
+
+from tracekit.model import calls, collectives, memory, repairs, steps, work
+from tracekit.model.device import device_rows, without_lost_activity
+from tracekit.model.kinds import Kinds, kinds
+from tracekit.model.layers import Attribution
+from tracekit.read.manifest import Manifest
+from tracekit.read.traces import Traces
+
+
+class Tables:
+    """Makes the tables; what several of them need is made once."""
+
+    def __init__(self, traces: Traces, manifest: Manifest | None) -> None:
+        """Hold what was read."""
+        self._traces = traces
+        self._manifest = manifest
+
+    @cached_property
+    def faults(self) -> pl.DataFrame:
+        """What is wrong with the run although its files can be read: REPAIRS_SCHEMA."""
+        return repairs.repairs(self._kinds, self.steps, self.work)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """STEPS_SCHEMA."""
+        windows = steps.steps(self._kinds, self._manifest, self._traces.repairs)
+        return without_lost_activity(windows, self._device, self._kinds)
+
+    @cached_property
+    def work(self) -> pl.DataFrame:
+        """WORK_SCHEMA."""
+        arguments = self._traces.columns.comm
+        return work.work(self._device, arguments, self._kinds, self._calls, self.steps, self._attribution)
+
+    @cached_property
+    def collectives(self) -> pl.DataFrame:
+        """COLLECTIVES_SCHEMA."""
+        return collectives.collectives(
+            self._traces.columns.comm,
+            self._calls,
+            self.work,
+            self.steps,
+            self._attribution,
+            annotations=self._kinds.annotations,
+            manifest=self._manifest,
+            world_size=self._traces.world_size,
+        )
+
+    @cached_property
+    def memory(self) -> pl.DataFrame:
+        """MEMORY_SCHEMA."""
+        return memory.memory(self._traces.columns.memory, self._kinds.annotations, self._attribution)
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return kinds(self._traces.columns.events)
+
+    @cached_property
+    def _device(self) -> pl.DataFrame:
+        return device_rows(self._traces.columns, self._kinds)
+
+    @cached_property
+    def _calls(self) -> pl.DataFrame:
+        return calls.calls(self._kinds, self._traces.columns.comm)
+
+    @cached_property
+    def _attribution(self) -> Attribution:
+        return Attribution(self._kinds, self.steps, self._traces.columns.frames)
