@@ -103,7 +103,8 @@ def open_run(
     """Open a run: a folder with or without a manifest, one trace file, a pattern, or several of these.
 
     Of a run recorded in several cycles the newest complete one is read, unless `cycle` names another. Files are read
-    in `executor`, by default in a thread a core; `progress` is called with files done, files in all and a file's name.
+    in `executor`, by default in a thread a core (processes must be spawned, not forked); `progress` is called with
+    files done, files in all and a file's name.
     With `cache`, what is decoded and the tables made of it are kept beside the traces, or else in the user's cache
     folder, for the next time.
 
