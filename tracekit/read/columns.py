@@ -154,7 +154,7 @@ def _split(
     events: Sequence[Event], places: _Places, chosen: list[bool]
 ) -> tuple[Sequence[Event], _Places, Sequence[Event], _Places]:
     """The chosen events with their places, and the others with theirs."""
-    mask = np.array(chosen, np.bool_)
+    mask = np.frombuffer(bytes(chosen), np.bool_)
     if not mask.any():
         return [], places[:0], events, places
     others = [] if mask.all() else list(compress(events, map(not_, chosen)))

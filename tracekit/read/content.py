@@ -16,7 +16,8 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # Of frames that hold no data, which may come first; their own first byte counts from 0x50 to 0x5f.
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 BLOCK_BYTES = 2 * 2**20
-_CHUNK_BYTES = 2**20
+# Of compressed data: little more than makes a block, since what is left over is copied each time.
+_CHUNK_BYTES = 2**17
 # Four bytes of zstd can stand for 128 KiB.
 _ZSTD_CHUNK_BYTES = 4096
 
