@@ -1,15 +1,15 @@
-"""The arguments of events and other loosely typed values -> polars series; each table decodes only what it needs."""
+"""The arguments of events and other loosely typed values -> polars series."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import polars as pl
 
-from tracekit.read.events import CommArgs, Links, MemoryArgs
+from tracekit.read.events import Args
 
 # Same thing, other spelling: the first one present counts.
 _SPELLINGS = {
@@ -18,32 +18,17 @@ _SPELLINGS = {
     "out_numel": ("out_numel", "out_numel_2023"),
     "group": ("group", "group_id"),
 }
-_Kind = TypeVar("_Kind", Links, CommArgs, MemoryArgs)
 
 
-def decoded(raw: Iterable[bytes | msgspec.Raw], kind: type[_Kind]) -> list[_Kind]:
-    """Decode the arguments of many events at once; null and no arguments are arguments without entries.
-
-    Raises:
-        msgspec.DecodeError: the arguments of an event are not what arguments should be.
-    """
-    none = kind()
-    text = b"".join((b"[", b",".join([r or b"null" for r in raw]), b"]"))
-    found: list[_Kind | None] = msgspec.json.decode(text, type=list[kind | None])  # pyright: ignore[reportInvalidTypeForm]
-    return [none if f is None else f for f in found]
-
-
-def columns_of(
-    found: Sequence[Links | CommArgs | MemoryArgs], schema: Mapping[str, pl.DataType]
-) -> dict[str, pl.Series]:
-    """Return those columns of `schema` that are arguments of this kind."""
+def columns_of(found: Sequence[Args], schema: Mapping[str, pl.DataType]) -> dict[str, pl.Series]:
+    """Return those columns of `schema` that are arguments."""
     if not found:
         return {}
     known = [name for name in schema if name in found[0].__struct_fields__]
     return {name: _column(found, name, schema[name]) for name in known}
 
 
-def _column(found: Sequence[Links | CommArgs | MemoryArgs], name: str, dtype: pl.DataType) -> pl.Series:
+def _column(found: Sequence[Args], name: str, dtype: pl.DataType) -> pl.Series:
     values = _values(found, name)
     if dtype == pl.Int64():
         return integers(values)
@@ -52,7 +37,7 @@ def _column(found: Sequence[Links | CommArgs | MemoryArgs], name: str, dtype: pl
     return texts(values)
 
 
-def _values(found: Sequence[Links | CommArgs | MemoryArgs], name: str) -> list[Any]:
+def _values(found: Sequence[Args], name: str) -> list[Any]:
     """The argument in the first of its spellings that an event has."""
     first, *others = _SPELLINGS.get(name, (name,))
     values = list(map(attrgetter(first), found))

@@ -13,8 +13,8 @@ import polars as pl
 import polars.selectors as cs
 
 from tracekit.read import clock
-from tracekit.read.arguments import columns_of, decoded, integers, texts
-from tracekit.read.events import CommArgs, Event, Links, MemoryArgs
+from tracekit.read.arguments import columns_of, integers, texts
+from tracekit.read.events import Args, CommArgs, Event, Shape
 
 _FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
 # One row an event that is neither a frame of Python nor a memory instant, in file order. Times are absolute ns; `index`
@@ -120,14 +120,18 @@ class Columns(NamedTuple):
         return self.events.height + self.frames.height + self.memory.height
 
 
-def pieces(events: Sequence[Event], first_index: int) -> Pieces:
+class NarrowError(ValueError):
+    """Events with collectives, decoded without the arguments that these have."""
+
+
+def pieces(events: Sequence[Event], first_index: int, shape: Shape) -> Pieces:
     """Return the columns of these events, `base_ns` not yet added to times; metadata rows and most flows are left out.
 
     A query costs polars a fixed time whatever its size, so rows are chosen here in plain lists.
 
     Raises:
-        msgspec.DecodeError: the arguments of an event are not what arguments should be.
-        RoundedError: times are floats too large to be exact.
+        NarrowError: the shape lacks the arguments of collectives.
+        RoundedError: the shape has times as floats too large to be exact.
     """
     places = np.arange(first_index, first_index + len(events))
     is_frame = [e.cat == _PYTHON_FRAME and e.ph == "X" for e in events]
@@ -141,10 +145,10 @@ def pieces(events: Sequence[Event], first_index: int) -> Pieces:
     if frames:
         found["frames"] = _spans(frames, frame_places)
     if instants:
-        args = columns_of(decoded([e.args for e in instants], MemoryArgs), MEMORY_SCHEMA)
+        args = columns_of([e.args or Args() for e in instants], MEMORY_SCHEMA)
         found["memory"] = {**_moments(instants, instant_places), "cat": texts([e.cat for e in instants]), **args}
     if kept:
-        found.update(_linked(kept, kept_places))
+        found.update(_linked(kept, kept_places, shape))
     if flows:
         found["flows"] = {**_moments(flows, flow_places), "correlation": integers([e.id for e in flows])}
     return found
@@ -179,27 +183,32 @@ def _spans(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
     }
 
 
-def _linked(events: Sequence[Event], places: _Places) -> Pieces:
+def _linked(events: Sequence[Event], places: _Places, shape: Shape) -> Pieces:
     """Events with what links them to others, and the tables of those on a device and of those with a collective."""
-    links = decoded([e.args for e in events], Links)
-    device = [n for n, a in enumerate(links) if a.stream is not None or a.device is not None]
-    comm = _collectives([e.name for e in events], [a.collective for a in links])
+    none = CommArgs() if shape.comm else Args()
+    args = [e.args or none for e in events]
+    device = [n for n, a in enumerate(args) if a.stream is not None or a.device is not None]
+    comm = _collectives([e.name for e in events], [a.collective for a in args])
+    if comm and not shape.comm:
+        raise NarrowError
     return {
         "events": {
             **_spans(events, places),
             "ph": texts([e.ph for e in events]),
             "cat": texts([e.cat for e in events]),
-            **columns_of(links, EVENT_SCHEMA),
+            **columns_of(args, EVENT_SCHEMA),
         },
-        "device": _table(places, device, [links[n] for n in device], DEVICE_SCHEMA),
-        "comm": _table(places, comm, decoded([events[n].args for n in comm], CommArgs), COMM_SCHEMA),
+        "device": _table(places, device, args, DEVICE_SCHEMA),
+        "comm": _table(places, comm, args, COMM_SCHEMA),
     }
 
 
 def _table(
-    places: _Places, rows: list[int], args: Sequence[Links | CommArgs], schema: Mapping[str, pl.DataType]
+    places: _Places, rows: list[int], args: Sequence[Args], schema: Mapping[str, pl.DataType]
 ) -> dict[str, pl.Series]:
-    return {"index": pl.Series(places[rows]), **columns_of(args, schema)} if rows else {}
+    if not rows:
+        return {}
+    return {"index": pl.Series(places[rows]), **columns_of([args[n] for n in rows], schema)}
 
 
 def _collectives(names: Sequence[object], told: Sequence[object]) -> list[int]:

@@ -15,9 +15,9 @@ import polars as pl
 from tracekit.errors import InputError
 from tracekit.read import clock
 from tracekit.read.batches import Batch, batches
-from tracekit.read.columns import Columns, Pieces, joined, pieces
+from tracekit.read.columns import Columns, NarrowError, Pieces, joined, pieces
 from tracekit.read.content import blocks, empty_sentence
-from tracekit.read.events import Document, Event, ExactDocument, ExactEvent
+from tracekit.read.events import WIDEST, Event, Shape
 from tracekit.read.facts import Facts, facts_before, facts_in, facts_of
 from tracekit.read.findings import CORRUPT, Finding, merged
 from tracekit.read.salvage import salvage
@@ -98,7 +98,7 @@ def _without_cycles() -> Generator[None, None, None]:
 
 
 def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:
-    seen, in_object, exact = 0, True, False
+    seen, in_object, shape = 0, True, Shape()
     for batch in found:
         if batch.part == "alien":
             raise _refusal(batch, path)
@@ -109,54 +109,40 @@ def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:
             lost = Finding(f"{CORRUPT}: the start of the file is missing or damaged", 0, 1, "events kept")
             yield _Part([], {}, facts_in(batch.text), [lost])
         else:
-            try:
-                part = _events(batch, seen, _shape(in_object=in_object, exact=exact))
-            except clock.RoundedError:
-                exact = True
-                part = _events(batch, seen, _shape(in_object=in_object, exact=exact))
+            part, shape = _events(batch, seen, shape, in_object=in_object)
             seen += len(part.events)
             yield part
 
 
-class _Shape(NamedTuple):
-    """What is decoded, and whether the list of events is a value of an object that must close too."""
-
-    event: type[Event]
-    document: type[Document]
-    in_object: bool
-
-
-def _shape(*, in_object: bool, exact: bool) -> _Shape:
-    return _Shape(ExactEvent, ExactDocument, in_object) if exact else _Shape(Event, Document, in_object)
-
-
-def _events(batch: Batch, first_index: int, shape: _Shape) -> _Part:
-    """Decode one batch.
-
-    Raises:
-        RoundedError: this shape loses digits of its times.
-    """
+def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) -> tuple[_Part, Shape]:
+    """Decode one batch, in this shape or in the wider one that it turns out to need, which the rest will need too."""
     try:
-        events, facts = _whole(batch, shape)
-        return _Part(events, pieces(events, first_index), facts, [])
+        events, facts = _whole(batch, shape, in_object=in_object)
+        return _Part(events, pieces(events, first_index, shape), facts, []), shape
+    except clock.RoundedError:
+        return _events(batch, first_index, shape._replace(exact=True), in_object=in_object)
+    except NarrowError:
+        return _events(batch, first_index, shape._replace(comm=True), in_object=in_object)
     except _NOT_DECODABLE:
         at_end = batch.part == "rest"
         text = batch.text if at_end else batch.text[1:-1]
-        saved = salvage(text, batch.offset, at_end=at_end, in_object=shape.in_object)
-        return _Part(saved.events, pieces(saved.events, first_index), facts_in(saved.after), saved.findings)
+        saved = salvage(text, batch.offset, at_end=at_end, in_object=in_object)
+        return _Part(
+            saved.events, pieces(saved.events, first_index, WIDEST), facts_in(saved.after), saved.findings
+        ), shape
 
 
-def _whole(batch: Batch, shape: _Shape) -> tuple[Sequence[Event], Facts]:
+def _whole(batch: Batch, shape: Shape, *, in_object: bool) -> tuple[Sequence[Event], Facts]:
     """Undamaged events; the last ones come with the end of the file, which closes them as a document or as a list."""
     if not batch.text.isascii():
         # What is skipped is not looked at otherwise.
         batch.text.decode()
     if batch.part == "events":
-        return msgspec.json.decode(batch.text, type=list[shape.event]), Facts()  # pyright: ignore[reportInvalidTypeForm]
-    if shape.in_object and b'"traceEvents"' in batch.text:
+        return msgspec.json.decode(batch.text, type=shape.events), Facts()
+    if in_object and b'"traceEvents"' in batch.text:
         # JSON readers keep the last of two lists, which would lose the events of the first.
         raise msgspec.DecodeError("a second list of events")
-    whole = b'{"traceEvents":[' + batch.text + (b"" if shape.in_object else b"}")
+    whole = b'{"traceEvents":[' + batch.text + (b"" if in_object else b"}")
     document = msgspec.json.decode(whole, type=shape.document)
     return document.events, facts_of(document)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -11,8 +11,8 @@ ABSENT = msgspec.Raw()
 Time = int | float | str | None
 
 
-class Links(msgspec.Struct, gc=False):
-    """The arguments that tie any event to others, and those of rows on a device.
+class Args(msgspec.Struct, gc=False):
+    """The arguments of most events: links to others, rows on a device, ``[memory]`` instants.
 
     Every argument has the spellings of every torch since 1.8; what is not listed is skipped.
     """
@@ -24,13 +24,18 @@ class Links(msgspec.Struct, gc=False):
     device: Any = None
     copied_bytes: Any = msgspec.field(default=None, name="bytes")
     collective: Any = msgspec.field(default=None, name="Collective name")
+    delta_bytes: Any = msgspec.field(default=None, name="Bytes")
+    address: Any = msgspec.field(default=None, name="Addr")
+    allocated_bytes: Any = msgspec.field(default=None, name="Total Allocated")
+    reserved_bytes: Any = msgspec.field(default=None, name="Total Reserved")
+    device_type: Any = msgspec.field(default=None, name="Device Type")
+    device_id: Any = msgspec.field(default=None, name="Device Id")
     external_id_2021: Any = msgspec.field(default=None, name="external id")
 
 
-class CommArgs(msgspec.Struct, gc=False):
-    """The arguments of a collective; shapes and types stay JSON text."""
+class CommArgs(Args, gc=False):
+    """With those of collectives; shapes and types stay JSON text."""
 
-    collective: Any = msgspec.field(default=None, name="Collective name")
     in_numel: Any = msgspec.field(default=None, name="In msg nelems")
     out_numel: Any = msgspec.field(default=None, name="Out msg nelems")
     in_numel_2023: Any = msgspec.field(default=None, name="In msg size")
@@ -45,19 +50,8 @@ class CommArgs(msgspec.Struct, gc=False):
     input_type: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
 
 
-class MemoryArgs(msgspec.Struct, gc=False):
-    """The arguments of a ``[memory]`` instant."""
-
-    delta_bytes: Any = msgspec.field(default=None, name="Bytes")
-    address: Any = msgspec.field(default=None, name="Addr")
-    allocated_bytes: Any = msgspec.field(default=None, name="Total Allocated")
-    reserved_bytes: Any = msgspec.field(default=None, name="Total Reserved")
-    device_type: Any = msgspec.field(default=None, name="Device Type")
-    device_id: Any = msgspec.field(default=None, name="Device Id")
-
-
 class Event(msgspec.Struct, gc=False):
-    """One entry of ``traceEvents``; times in microseconds as written, arguments as their text."""
+    """One entry of ``traceEvents``; times in microseconds as written."""
 
     ph: Any = None
     cat: Any = None
@@ -67,19 +61,25 @@ class Event(msgspec.Struct, gc=False):
     ts: Time = None
     dur: Time = None
     id: Any = None
-    args: msgspec.Raw = ABSENT
+    args: Args | None = None
+
+
+class CommEvent(Event, gc=False):
+    """The same with the arguments of collectives."""
+
+    args: CommArgs | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class ExactEvent(Event, gc=False):
-    """The same for files whose absolute fractional times do not fit a float: the digits are kept."""
+    """An event of a file whose absolute fractional times do not fit a float: the digits are kept."""
 
     ts: msgspec.Raw = ABSENT  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class CheckedEvent(Event, gc=False):
-    """The same with its arguments decoded, to tell whether they can be."""
+class ExactCommEvent(CommEvent, gc=False):
+    """Both."""
 
-    args: Links | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    ts: msgspec.Raw = ABSENT  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class Distributed(msgspec.Struct):
@@ -90,19 +90,45 @@ class Distributed(msgspec.Struct):
     world_size: Any = None
 
 
+_Kind = TypeVar("_Kind", bound=Event)
 _NAMES = {"events": "traceEvents", "base_ns": "baseTimeNanoseconds", "distributed": "distributedInfo"}
 
 
-class Document(msgspec.Struct, rename=_NAMES):
+class Document(msgspec.Struct, Generic[_Kind], rename=_NAMES):
     """A Kineto file: its events and the few facts around them."""
 
-    events: list[Event] = []
+    events: list[_Kind] = []
     base_ns: Any = None
     distributed: Distributed | None = None
     host_name: Any = None
 
 
-class ExactDocument(Document, rename=_NAMES):
-    """A :class:`Document` of :class:`ExactEvent`."""
+class Shape(NamedTuple):
+    """How much of an event is decoded. Everything costs time, so a file is read in the narrowest shape that does."""
 
-    events: list[ExactEvent] = []  # pyright: ignore[reportIncompatibleVariableOverride]
+    exact: bool = False
+    comm: bool = False
+
+    @property
+    def event(self) -> type[Event]:
+        """The type to decode an event as."""
+        return _TYPES[self][0]
+
+    @property
+    def events(self) -> type[list[Event]]:
+        """The type to decode a list of events as."""
+        return _TYPES[self][1]
+
+    @property
+    def document(self) -> type[Document[Event]]:
+        """The type to decode a file as."""
+        return _TYPES[self][2]
+
+
+_TYPES: dict[Shape, tuple[Any, Any, Any]] = {
+    Shape(): (Event, list[Event], Document[Event]),
+    Shape(comm=True): (CommEvent, list[CommEvent], Document[CommEvent]),
+    Shape(exact=True): (ExactEvent, list[ExactEvent], Document[ExactEvent]),
+    Shape(exact=True, comm=True): (ExactCommEvent, list[ExactCommEvent], Document[ExactCommEvent]),
+}
+WIDEST = Shape(exact=True, comm=True)

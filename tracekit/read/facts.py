@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tracekit.read.events import Distributed, Document
+from tracekit.read.events import Distributed, Document, Event
 from tracekit.read.findings import CORRUPT, INVALID_UTF8, Finding
 from tracekit.read.mend import whole_object
 
@@ -33,7 +33,7 @@ class Facts:
         return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
 
 
-def facts_of(document: Document) -> Facts:
+def facts_of(document: Document[Any]) -> Facts:
     """Return the facts of a decoded document."""
     told = document.distributed or Distributed()
     return Facts(
@@ -52,7 +52,7 @@ def facts_before(head: bytes) -> tuple[Facts, list[Finding]]:
     text = head + b"]}"
     try:
         head.decode()
-        return facts_of(msgspec.json.decode(text, type=Document)), []
+        return facts_of(msgspec.json.decode(text, type=Document[Event])), []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         mended = mended_facts(text, 0)
     if mended is None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracekit.read.events import CheckedEvent, Event, ExactEvent
+from tracekit.read.events import WIDEST, Event
 
 ODD_NUMBER = "number that JSON does not know (inf, nan)"
 _LARGE_NUMBER = "number beyond 64 bits"
@@ -174,8 +174,7 @@ def event_of(value: dict[str, Any]) -> tuple[Event, list[str]] | None:
         del clean["args"]
     text = _WRITER.encode(clean)
     try:
-        msgspec.json.decode(text, type=CheckedEvent)
-        return msgspec.json.decode(text, type=ExactEvent), sorted(what)
+        return msgspec.json.decode(text, type=WIDEST.event), sorted(what)
     except msgspec.MsgspecError:
         return None
 

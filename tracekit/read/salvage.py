@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from tracekit.read.batches import BOUNDARY
-from tracekit.read.events import CheckedEvent, Document, Event, ExactEvent
+from tracekit.read.events import WIDEST, Document, Event
 from tracekit.read.facts import mended_facts
 from tracekit.read.findings import CORRUPT, ENDS_EARLY, INVALID_UTF8, Finding
 from tracekit.read.mend import event_of, object_at
@@ -121,7 +121,7 @@ def _as_object(tail: bytes, *, in_object: bool) -> bytes:
 
 def _decodes(text: bytes) -> bool:
     try:
-        msgspec.json.decode(text, type=Document)
+        msgspec.json.decode(text, type=Document[Event])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
@@ -154,13 +154,13 @@ def _decode(pieces: Sequence[_Piece]) -> list[Event] | None:
     text = b"[" + b",".join(p.text for p in pieces) + b"]"
     try:
         text.decode()
-        checked = msgspec.json.decode(text, type=list[CheckedEvent])
+        # As text every start time would do; decoded, one that is no number shows.
+        msgspec.json.decode(text, type=WIDEST._replace(exact=False).events)
+        events = msgspec.json.decode(text, type=WIDEST.events)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if any(e.ph is None for e in checked):
-        # Another object, which can be a whole trace around its events.
-        return None
-    return list[Event](msgspec.json.decode(text, type=list[ExactEvent]))
+    # An object without a phase can be a whole trace around its events.
+    return None if any(e.ph is None for e in events) else events
 
 
 def _runs(pieces: list[_Piece]) -> list[tuple[list[Event] | None, tuple[int, int]]]:
