@@ -84,12 +84,10 @@ def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kind
 
 def _unanswered(active: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
     """What ranks without activity asked of a device: rank, cycle, calls ("8 launches")."""
+    launches = without(kinds.launches, active)
     calls = {
-        "{} launches": kinds.launches.filter(pl.col("name").str.contains(names.STARTS_WORK), pl.col("correlation") > 0),
-        "{} calls of NCCL": nccl_calls(kinds),
+        "{} launches": launches.filter(pl.col("name").str.contains(names.STARTS_WORK), pl.col("correlation") > 0),
+        "{} calls of NCCL": without(nccl_calls(kinds), active),
     }
-    counts = [
-        without(part, active).group_by(RUN).agg(pl.format(what, pl.len()).alias("calls"))
-        for what, part in calls.items()
-    ]
+    counts = [part.group_by(RUN).agg(pl.format(what, pl.len()).alias("calls")) for what, part in calls.items()]
     return pl.concat(counts).unique(RUN, keep="first", maintain_order=True)

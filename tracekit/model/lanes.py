@@ -19,10 +19,12 @@ def cut_overruns(rows: pl.DataFrame) -> pl.DataFrame:
     """Return device rows with `dur_ns` cut where it overran the next row, and `overrun_ns`, what was cut off."""
     ordered = rows.sort(*_LANE, "start_ns", "index")
     end = pl.col("start_ns") + pl.col("dur_ns")
+    least_end = end.cum_min(reverse=True).shift(-1).over(_LANE)
+    if not ordered.select((end > least_end + TOLERANCE_NS).any()).item():
+        return ordered.with_columns(pl.lit(None, pl.Int64).alias("overrun_ns"))
     # Of the rows that start later, wherever they are: the first start, and the first end.
     is_later = pl.col("start_ns").shift(-1).over(_LANE) > pl.col("start_ns")
     first_start = pl.when(is_later).then(pl.col("start_ns").shift(-1).over(_LANE)).backward_fill().over(_LANE)
-    least_end = end.cum_min(reverse=True).shift(-1).over(_LANE)
     first_end = pl.when(is_later).then(least_end).backward_fill().over(_LANE)
     return (
         ordered.with_columns(first_start.alias("__start"), first_end.alias("__end"))

@@ -40,10 +40,11 @@ class Attribution:
         # Modules are a guess at what a layer is: only for ranks where nothing tells.
         named = pl.concat([told, module_ranges(without(frames, told.drop_nulls("layer")))])
         phases = pl.concat([_autograd_phases(kinds, steps), named.filter(pl.col("phase").is_not_null())])
-        by_annotation = _segments(named.filter(pl.col("layer").is_not_null()), "layer")
-        backward = _backward_ranges(kinds.operators, by_annotation, named)
-        layers = pl.concat([named, backward]).filter(pl.col("layer").is_not_null())
-        self._layers = _segments(layers, "layer")
+        layered = named.drop_nulls("layer")
+        self._layers = _segments(layered, "layer")
+        backward = _backward_ranges(kinds.operators, self._layers, named)
+        if backward.height:
+            self._layers = _segments(pl.concat([layered, backward]), "layer")
         self._phases = _segments(phases, "phase")
 
     def locate(self, table: pl.DataFrame, time: str) -> pl.DataFrame:
@@ -58,18 +59,16 @@ class Attribution:
 
 def _backward_ranges(operators: pl.DataFrame, layers: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
     """Backward operators with the layer of their forward, by sequence number, for runs without FSDP2's own marks."""
-    if layers.is_empty():
-        return NO_RANGES
     ops = without(operators, named.filter(pl.col("phase") == "backward", pl.col("layer").is_not_null()))
     ops = ops.filter(pl.col("ph") == "X", pl.col("sequence") >= 0)
-    is_backward = pl.col("name").str.starts_with("autograd::")
-    forward = ops.filter(~is_backward)
+    backward = spans(ops.filter(pl.col("name").str.starts_with(names.BACKWARD_OP)))
+    if layers.is_empty() or backward.is_empty():
+        return NO_RANGES
+    forward = ops.filter(~pl.col("name").str.starts_with("autograd::"))
     forward = forward.with_columns(latest(forward, "ts_ns", layers, "from_ns", RUN)["value"].alias("layer"))
     # Operators that make no graph node carry the number of the next one that does: the last to carry it made it.
     owner = forward.drop_nulls("layer").sort("ts_ns").group_by(*RUN, "sequence").agg(pl.col("layer").last())
-    backward = spans(ops.filter(pl.col("name").str.starts_with(names.BACKWARD_OP))).join(
-        owner, on=[*RUN, "sequence"], how="inner"
-    )
+    backward = backward.join(owner, on=[*RUN, "sequence"], how="inner")
     return ranges(backward.with_columns(pl.lit("backward").alias("phase")), "autograd")
 
 

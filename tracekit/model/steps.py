@@ -59,7 +59,7 @@ def _cuts(manifest: Manifest | None, repairs: pl.DataFrame | None) -> pl.DataFra
         if t.complete is False
     ]
     cuts = [pl.DataFrame(told, schema=schema)]
-    if repairs is not None:
+    if repairs is not None and repairs.height:
         damaged = repairs.filter(is_damage(), pl.col("rank").is_not_null())
         cuts.append(damaged.select("rank", "cycle", pl.col("what").alias("cut")))
     return (
