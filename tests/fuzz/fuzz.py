@@ -57,7 +57,7 @@ def make(seed: int, number: int) -> Mutant:
     rng = random.Random(f"{seed}/{number}")
     fixture = rng.choice(_all())
     pack = rng.choice((None, None, "gz", "zstd"))
-    block = rng.choice((*5 * [content.BLOCK_BYTES], 700, 4096))
+    block = rng.choice((*5 * [batches.BATCH_BYTES], 700, 4096))
     if pack is not None and rng.random() < 0.6:
         return _packed(rng, fixture, pack, block)
     pieces = mutate(rng, fixture.text)
@@ -157,8 +157,9 @@ def check(seed: int, number: int, folder: Path) -> list[str]:
     mutant = make(seed, number)
     path = folder / "rank0.json"
     path.write_bytes(mutant.data)
-    saved = content.BLOCK_BYTES, batches._SEARCH_BYTES
-    content.BLOCK_BYTES, batches._SEARCH_BYTES = mutant.block_bytes, min(mutant.block_bytes, saved[1])
+    saved = content.BLOCK_BYTES, batches.BATCH_BYTES, batches._SEARCH_BYTES
+    content.BLOCK_BYTES, batches._SEARCH_BYTES = (min(mutant.block_bytes, saved[n]) for n in (0, 2))
+    batches.BATCH_BYTES = mutant.block_bytes
     try:
         with _alarm(SECONDS_A_MUTANT):
             outcome = read(path)
@@ -167,7 +168,7 @@ def check(seed: int, number: int, folder: Path) -> list[str]:
     except Exception:  # noqa: BLE001 - whatever comes out is the finding
         return [traceback.format_exc(limit=-4)]
     finally:
-        content.BLOCK_BYTES, batches._SEARCH_BYTES = saved
+        content.BLOCK_BYTES, batches.BATCH_BYTES, batches._SEARCH_BYTES = saved
     return complaints(mutant.text, mutant.must_keep, outcome)
 
 

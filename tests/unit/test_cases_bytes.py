@@ -20,7 +20,7 @@ import tracekit
 from analysis.complete import complete_steps
 from analysis.overlap import overlap
 from tracekit import cli
-from tracekit.read import content
+from tracekit.read import batches, content
 
 EVENT = span("PLACE", 1100, 5, note="ARGUMENT")
 TEXT = json.dumps(document([*COMMON, EVENT])).encode()
@@ -117,6 +117,7 @@ def test_bytes_that_are_no_text_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes, read: str, place: int, count: int, block: int
 ) -> None:
     monkeypatch.setattr(content, "BLOCK_BYTES", block)
+    monkeypatch.setattr(batches, "BATCH_BYTES", block)
     run = opened(tmp_path, TEXT.replace(b"PLACE", written))
     assert run.events["name"][WHOLE - 1] == read
     assert told(run) == [(UTF8, NAME_AT + place, count)]

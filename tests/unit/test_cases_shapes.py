@@ -13,7 +13,7 @@ from cases import TRUTH, compute_and_comm, opened, refused, rows, told
 from kineto import COMMON, GEMM, document, span, step, write
 
 import tracekit
-from tracekit.read import content
+from tracekit.read import batches, content
 
 TEXT = json.dumps(document(COMMON)).encode()
 LIST = json.dumps(COMMON).encode()
@@ -140,6 +140,7 @@ def test_of_two_lists_the_same_is_kept_whatever_the_blocks(tmp_path: Path, monke
     data = TEXT[:-1] + b', "traceEvents": [' + json.dumps(span("op", 1, 1)).encode() + b"]}"
     at_once = opened(tmp_path, data).events["name"].to_list()
     monkeypatch.setattr(content, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 300)
     assert opened(tmp_path, data).events["name"].to_list() == at_once
 
 

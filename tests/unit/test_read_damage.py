@@ -33,6 +33,7 @@ def repairs(run: Run) -> list[tuple[str, int]]:
 
 def test_damage_in_one_batch_of_many_costs_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 4096)
     monkeypatch.setattr(batches, "_SEARCH_BYTES", 512)
     events = [step(1, 0, 1e6), *(span(f"op {i}", i, 1) for i in range(2000))]
     text = json.dumps(document(events)).encode()
@@ -103,6 +104,7 @@ def test_the_search_goes_on_behind_a_mended_event(tmp_path: Path, mended: str) -
 
 def test_objects_in_arguments_are_no_places_to_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
     listed = [{"id": n, "name": "part"} for n in range(60)]
     events = [span(f"op {n}", n, 1) | {"args": {"parts": listed}} for n in range(20)]
     run = opened(tmp_path, json.dumps(document(events)).encode())
@@ -125,6 +127,7 @@ def test_compressed_data_is_read_to_its_last_byte(
 ) -> None:
     # Much text from few bytes: what the decompressor holds back for want of room comes too.
     monkeypatch.setattr(content, "BLOCK_BYTES", block)
+    monkeypatch.setattr(batches, "BATCH_BYTES", block)
     text = json.dumps(document([step(1, 0, 1e6), *(span("op", n, 1) for n in range(2000))])).encode()
     packed = pack(text)
     assert opened(tmp_path, packed).events.height == 2001

@@ -16,11 +16,11 @@ BOUNDARY = re.compile(
 _SAFE_BOUNDARY = re.compile(rb'(?<=\})[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*"ph"[ \t\r\n]*:)')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"ph"\s*:')
 _SPAN = re.compile(rb'"ph"\s*:\s*"X"')
+# Of whole events: as much as the processor's own memory holds with what is decoded of it.
+BATCH_BYTES = 2 * 2**20
 # Metadata before the events is small; a file without events within this many bytes is something else.
 _MAX_HEAD_BYTES = 64 * 2**20
 _SEARCH_BYTES = 2**12
-# A boundary can lie across two blocks.
-_OVERLAP_BYTES = 256
 _MAX_EVENT_BYTES = 64 * 2**20
 
 
@@ -28,24 +28,19 @@ class Batch(NamedTuple):
     """Some text of the file, and its place.
 
     "head": all before the events, up to the bracket. "headless": the text up to the first event, where that is not the
-    beginning of a trace. "events": whole events in brackets, at least by the look of it, with the place of the first.
-    "rest": the last events, the end of their list and all after it. "alien": a file without events.
+    beginning of a trace. "events": whole events in brackets, at least by the look of it, with the place of the first;
+    this text is a view of memory that the next batch overwrites. "rest": the last events, the end of their list and all
+    after it. "alien": a file without events.
     """
 
     part: str
-    text: bytes
+    text: bytes | memoryview
     offset: int
 
 
 def batches(blocks: Iterator[bytes]) -> Iterator[Batch]:
     """Yield a head or headless, any number of events, and a rest; or one alien."""
-    text = b""
-    start = -1
-    for block in blocks:
-        text += block
-        start = _events_start(text)
-        if start >= 0 or len(text) > _MAX_HEAD_BYTES:
-            break
+    text, start = _beginning(blocks)
     span = _SPAN.search(text, 0, start if start >= 0 else len(text))
     if span:
         # The head is damaged, or lies behind events.
@@ -58,52 +53,104 @@ def batches(blocks: Iterator[bytes]) -> Iterator[Batch]:
         yield from _cut(text[start:], blocks, start)
 
 
+def _beginning(blocks: Iterator[bytes]) -> tuple[bytes, int]:
+    """The text up to some place behind the start of the events, and that start; -1 where it is not found."""
+    text = bytearray()
+    searched = 0
+    for block in blocks:
+        text += block
+        # Searched again only when there is twice as much of it.
+        if len(text) < 2 * searched:
+            continue
+        searched = len(text)
+        if (start := _events_start(text)) >= 0 or searched > _MAX_HEAD_BYTES:
+            return bytes(text), start
+    return bytes(text), _events_start(text)
+
+
 def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Iterator[Batch]:
-    """Cut the text from `offset` on at the last boundary of each block."""
+    """Cut the text from `offset` on at the last boundary of each batch.
+
+    All batches are put together in one piece of memory: for large files, fresh memory would cost more than decoding.
+    """
     boundary = _SAFE_BOUNDARY if _FIRST_KEY.match(text) or _SAFE_BOUNDARY.search(text) else BOUNDARY
-    held = [text]
-    for more in blocks:
-        block = more
-        cut = _last_boundary(held[-1][-_OVERLAP_BYTES:], block, boundary)
-        if cut is None:
-            held.append(block)
-            if sum(map(len, held)) < _MAX_EVENT_BYTES:
-                continue
+    window = _Window(text, blocks)
+    wanted = BATCH_BYTES
+    while window.fill(wanted):
+        cut = window.last(boundary)
+        if cut is None and wanted > _MAX_EVENT_BYTES:
             # No event is this long: whatever it is, it must not grow without bound.
-            block, held = b"".join(held), []
-            cut = _last_boundary(b"", block, BOUNDARY) or (len(block), len(block))
-        end, resume = cut
-        # The blocks are large: each copy of one is felt.
-        before = b"".join(held)[:end] if end < 0 else b"".join(held)
-        text = b"".join((b"[", before, memoryview(block)[: max(end, 0)], b"]"))
-        yield Batch("events", text, offset)
-        offset += sum(map(len, held)) + resume
-        held = [block[resume:]]
-    yield Batch("rest", b"".join(held), offset)
+            cut = window.last(BOUNDARY) or (window.end, window.end)
+        if cut is None:
+            wanted *= 2
+            continue
+        yield Batch("events", window.events(cut[0]), offset)
+        offset += window.drop(cut[1])
+        wanted = BATCH_BYTES
+    yield Batch("rest", window.rest(), offset)
 
 
-def _events_start(text: bytes) -> int:
+class _Window:
+    """Text as it comes, from its second byte on: brackets are set around events where they lie."""
+
+    def __init__(self, text: bytes, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._waiting = memoryview(text)
+        self._memory = bytearray(BATCH_BYTES + 2)
+        self.end = 1
+
+    def fill(self, size: int) -> bool:
+        """Take on text until there are more than `size` bytes; false where it ends before."""
+        if size + 2 > len(self._memory):
+            # Views of the old memory may be in use still, so it cannot grow.
+            larger = bytearray(size + 2)
+            larger[: self.end] = memoryview(self._memory)[: self.end]
+            self._memory = larger
+        while self.end <= size:
+            if not self._waiting:
+                self._waiting = memoryview(next(self._blocks, b""))
+                if not self._waiting:
+                    return False
+            taken = self._waiting[: size + 1 - self.end]
+            self._memory[self.end : self.end + len(taken)] = taken
+            self.end += len(taken)
+            self._waiting = self._waiting[len(taken) :]
+        return True
+
+    def last(self, boundary: re.Pattern[bytes]) -> tuple[int, int] | None:
+        """Where the last whole event ends and the next begins; null where there is no boundary."""
+        reach = _SEARCH_BYTES
+        while True:
+            low = max(1, self.end - reach)
+            found = list(boundary.finditer(self._memory, low, self.end))
+            if found:
+                return found[-1].span()
+            if low == 1:
+                return None
+            reach *= 8
+
+    def events(self, end: int) -> memoryview:
+        """The events before `end`, in brackets."""
+        self._memory[0] = ord("[")
+        self._memory[end] = ord("]")
+        return memoryview(self._memory)[: end + 1]
+
+    def drop(self, start: int) -> int:
+        """Forget what lies before `start`, and tell how much that was."""
+        left = bytes(memoryview(self._memory)[start : self.end])
+        self._memory[1 : 1 + len(left)] = left
+        self.end = 1 + len(left)
+        return start - 1
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return bytes(memoryview(self._memory)[1 : self.end])
+
+
+def _events_start(text: bytes | bytearray) -> int:
     """Where the first event may begin: after the list's bracket, at the top or behind its key; -1 unknown."""
     bare = text.lstrip(b"\xef\xbb\xbf \t\r\n")
     if bare[:1] == b"[":
         return len(text) - len(bare) + 1
     found = EVENTS_KEY.search(text)
     return found.end() if found else -1
-
-
-def _last_boundary(near: bytes, block: bytes, boundary: re.Pattern[bytes]) -> tuple[int, int] | None:
-    """End of the last whole event and start of the next, as places in the block; null where there is no boundary.
-
-    The end can be negative, a place in `near`, the text before the block.
-    """
-    reach = _SEARCH_BYTES
-    while True:
-        whole = reach >= len(block)
-        text = near + block if whole else block[-reach:]
-        shift = -len(near) if whole else len(block) - reach
-        spans = [found.span() for found in boundary.finditer(text)]
-        if spans and spans[-1][1] + shift > 0:
-            return spans[-1][0] + shift, spans[-1][1] + shift
-        if whole:
-            return None
-        reach *= 8

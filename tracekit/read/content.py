@@ -15,9 +15,10 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # Of frames that hold no data, which may come first; their own first byte counts from 0x50 to 0x5f.
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
-BLOCK_BYTES = 2 * 2**20
+# Small enough that the allocator hands out the same memory again and again.
+BLOCK_BYTES = 2**18
 # Of compressed data: little more than makes a block, since what is left over is copied each time.
-_CHUNK_BYTES = 2**17
+_CHUNK_BYTES = 2**16
 # Four bytes of zstd can stand for 128 KiB.
 _ZSTD_CHUNK_BYTES = 4096
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from tracekit.errors import InputError
@@ -22,6 +23,7 @@ from tracekit.read.facts import Facts, facts_before, facts_in, facts_of
 from tracekit.read.findings import CORRUPT, Finding, merged
 from tracekit.read.salvage import salvage
 
+_BEYOND_ASCII = 0x80
 _NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -101,13 +103,14 @@ def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:
     seen, in_object, shape = 0, True, Shape()
     for batch in found:
         if batch.part == "alien":
-            raise _refusal(batch, path)
+            raise _refusal(bytes(batch.text), path)
         if batch.part == "head":
-            in_object = batch.text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-            yield _Part([], {}, *facts_before(batch.text))
+            head = bytes(batch.text)
+            in_object = head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+            yield _Part([], {}, *facts_before(head))
         elif batch.part == "headless":
             lost = Finding(f"{CORRUPT}: the start of the file is missing or damaged", 0, 1, "events kept")
-            yield _Part([], {}, facts_in(batch.text), [lost])
+            yield _Part([], {}, facts_in(bytes(batch.text)), [lost])
         else:
             part, shape = _events(batch, seen, shape, in_object=in_object)
             seen += len(part.events)
@@ -125,7 +128,7 @@ def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) ->
         return _events(batch, first_index, shape._replace(comm=True), in_object=in_object)
     except _NOT_DECODABLE:
         at_end = batch.part == "rest"
-        text = batch.text if at_end else batch.text[1:-1]
+        text = bytes(batch.text) if at_end else bytes(batch.text[1:-1])
         saved = salvage(text, batch.offset, at_end=at_end, in_object=in_object)
         return _Part(
             saved.events, pieces(saved.events, first_index, WIDEST), facts_in(saved.after), saved.findings
@@ -134,27 +137,28 @@ def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) ->
 
 def _whole(batch: Batch, shape: Shape, *, in_object: bool) -> tuple[Sequence[Event], Facts]:
     """Undamaged events; the last ones come with the end of the file, which closes them as a document or as a list."""
-    if not batch.text.isascii():
+    if np.frombuffer(batch.text, np.uint8).max(initial=0) >= _BEYOND_ASCII:
         # What is skipped is not looked at otherwise.
-        batch.text.decode()
+        bytes(batch.text).decode()
     if batch.part == "events":
         return msgspec.json.decode(batch.text, type=shape.events), Facts()
-    if in_object and b'"traceEvents"' in batch.text:
+    text = bytes(batch.text)
+    if in_object and b'"traceEvents"' in text:
         # JSON readers keep the last of two lists, which would lose the events of the first.
         raise msgspec.DecodeError("a second list of events")
-    whole = b'{"traceEvents":[' + batch.text + (b"" if in_object else b"}")
+    whole = b'{"traceEvents":[' + text + (b"" if in_object else b"}")
     document = msgspec.json.decode(whole, type=shape.document)
     return document.events, facts_of(document)
 
 
-def _refusal(batch: Batch, path: Path) -> InputError:
+def _refusal(text: bytes, path: Path) -> InputError:
     """Say why text without events is none of ours."""
-    if not batch.text.strip():
+    if not text.strip():
         return InputError(empty_sentence(path))
     try:
-        msgspec.json.decode(batch.text)
+        msgspec.json.decode(text)
     except _NOT_DECODABLE:
-        if look := _look(batch.text):
+        if look := _look(text):
             return InputError(f"{path}: not JSON text but what looks like {look}; give what torch.profiler exports")
         return InputError(
             f"{path}: neither JSON nor a damaged trace (no event in it can be read); give what torch.profiler exports"
