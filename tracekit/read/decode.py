@@ -49,9 +49,13 @@ class Decoded(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What one batch gave."""
+    """What one batch gave.
 
-    events: Sequence[Event]
+    Not its events: they must be gone before the next ones are made, which would be scattered among them otherwise.
+    """
+
+    num_events: int
+    phases: set[str]
     pieces: Pieces
     facts: Facts
     findings: list[Finding]
@@ -66,19 +70,17 @@ def decode(path: Path) -> Decoded:
     findings: list[Finding] = []
     facts = Facts()
     parts: list[Pieces] = []
-    others: set[str] = set()
-    seen, has_spans = 0, False
+    phases: set[str] = set()
+    seen = 0
     with _without_cycles():
         for part in _parts(batches(blocks(path, findings)), path):
             facts = part.facts.or_else(facts)
             findings.extend(part.findings)
-            seen += len(part.events)
+            seen += part.num_events
             parts.append(part.pieces)
-            has_spans = has_spans or any(e.ph == "X" for e in part.events)
-            if not has_spans:
-                others.update(str(e.ph)[:8] for e in part.events)
-    if not has_spans:
-        raise _no_kineto(path, others, seen, findings)
+            phases |= part.phases
+    if "X" not in phases:
+        raise _no_kineto(path, phases, seen, findings)
     base_ns = facts.base_ns or 0
     if abs(base_ns) >= clock.LATEST_NS:
         findings.append(Finding("baseTimeNanoseconds that no clock shows", None, 1, "times taken as they are"))
@@ -107,13 +109,13 @@ def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:
         if batch.part == "head":
             head = bytes(batch.text)
             in_object = head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-            yield _Part([], {}, *facts_before(head))
+            yield _Part(0, set(), {}, *facts_before(head))
         elif batch.part == "headless":
             lost = Finding(f"{CORRUPT}: the start of the file is missing or damaged", 0, 1, "events kept")
-            yield _Part([], {}, facts_in(bytes(batch.text)), [lost])
+            yield _Part(0, set(), {}, facts_in(bytes(batch.text)), [lost])
         else:
             part, shape = _events(batch, seen, shape, in_object=in_object)
-            seen += len(part.events)
+            seen += part.num_events
             yield part
 
 
@@ -121,7 +123,7 @@ def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) ->
     """Decode one batch, in this shape or in the wider one that it turns out to need, which the rest will need too."""
     try:
         events, facts = _whole(batch, shape, in_object=in_object)
-        return _Part(events, pieces(events, first_index, shape), facts, []), shape
+        return _Part(len(events), _phases(events), pieces(events, first_index, shape), facts, []), shape
     except clock.RoundedError:
         return _events(batch, first_index, shape._replace(exact=True), in_object=in_object)
     except NarrowError:
@@ -130,9 +132,14 @@ def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) ->
         at_end = batch.part == "rest"
         text = bytes(batch.text) if at_end else bytes(batch.text[1:-1])
         saved = salvage(text, batch.offset, at_end=at_end, in_object=in_object)
-        return _Part(
-            saved.events, pieces(saved.events, first_index, WIDEST), facts_in(saved.after), saved.findings
-        ), shape
+        kept = pieces(saved.events, first_index, WIDEST)
+        facts = facts_in(saved.after)
+        return _Part(len(saved.events), _phases(saved.events), kept, facts, saved.findings), shape
+
+
+def _phases(events: Sequence[Event]) -> set[str]:
+    """The phases of these events, of which X alone matters where there is one."""
+    return {"X"} if any(e.ph == "X" for e in events) else {str(e.ph)[:8] for e in events}
 
 
 def _whole(batch: Batch, shape: Shape, *, in_object: bool) -> tuple[Sequence[Event], Facts]:
