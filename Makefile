@@ -31,7 +31,7 @@ pytest: $(STAMP) ## the test suite alone
 fuzz: $(STAMP) ## damage traces at random, N (20000) times from SEED (0), and check what the reader makes of them
 	$(BIN)/python tests/fuzz/fuzz.py
 
-bench-read: $(STAMP) ## time and memory of reading, side by side with HTA and the floor (about ten minutes)
+bench-read: $(STAMP) ## time and memory of reading, side by side with HTA and the floor (about six minutes)
 	$(BIN)/python tests/bench/read.py
 
 bench-analyse: $(STAMP) ## time of analysing eight ranks, side by side with HTA

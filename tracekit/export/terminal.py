@@ -80,6 +80,9 @@ def draw(
     fitting, hidden = _fit(shown, console.width if console.is_terminal else None)
     if title:
         console.print(Text(title, style="bold"), soft_wrap=not console.is_terminal)
+    if frame.is_empty():
+        console.print(Text("no rows: there is nothing of this in the run", style="dim"), soft_wrap=True)
+        return
     table = Table()
     for column in fitting:
         table.add_column(
@@ -88,7 +91,7 @@ def draw(
     for row in zip(*(column.cells for column in fitting), strict=True):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
-    for note in _notes(frame, constant, hidden):
+    for note in _notes(constant, hidden):
         console.print(Text(note, style="dim"), soft_wrap=True)
 
 
@@ -100,9 +103,8 @@ def constant_notes(constant: list[Column]) -> list[str]:
     return [f"{what}: {', '.join(entries)}" for what, entries in told.items() if entries]
 
 
-def _notes(frame: pl.DataFrame, constant: list[Column], hidden: list[Column]) -> list[str]:
-    notes = ["no rows"] if frame.is_empty() else []
-    notes += constant_notes(constant)
+def _notes(constant: list[Column], hidden: list[Column]) -> list[str]:
+    notes = constant_notes(constant)
     if hidden:
         notes.append(
             f"{len(hidden)} more columns, wider than this terminal: "
