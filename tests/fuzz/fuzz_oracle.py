@@ -52,12 +52,13 @@ def row_of(event: Any) -> Row | None:
         return None
     ph = event.get("ph")
     if ph in ("X", "i") or (ph == "s" and event.get("cat") == "fwdbwd"):
-        return ph, event.get("name"), ns(event.get("ts")), ns(event.get("dur"))
+        start, length = ns(event.get("ts"), -(2**62), 2**62), ns(event.get("dur"), -(2**63), 2**43 * 1000)
+        return ph, event.get("name"), start, length
     return None
 
 
-def ns(value: object) -> int | None:
-    """Return microseconds as integer nanoseconds, null where they are none."""
+def ns(value: object, above: int, below: int) -> int | None:
+    """Return microseconds as integer nanoseconds, null where they are none or beyond what clocks show."""
     if isinstance(value, bool) or not isinstance(value, int | str | Decimal) or len(str(value)) > 64:
         return None
     try:
@@ -65,7 +66,7 @@ def ns(value: object) -> int | None:
     except InvalidOperation:
         return None
     rounded = round(number * 1000) if number.is_finite() and abs(number) < 2**63 else None
-    return rounded if rounded is not None and abs(rounded) < 2**63 else None
+    return rounded if rounded is not None and above < rounded < below else None
 
 
 def _proper_rows(text: bytes) -> list[Row] | None:
