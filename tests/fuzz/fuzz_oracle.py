@@ -53,7 +53,8 @@ def row_of(event: Any) -> Row | None:
     ph = event.get("ph")
     if ph in ("X", "i") or (ph == "s" and event.get("cat") == "fwdbwd"):
         start, length = ns(event.get("ts"), -(2**62), 2**62), ns(event.get("dur"), -(2**63), 2**43 * 1000)
-        return ph, event.get("name"), start, length
+        # An allocation takes no time, whatever is written.
+        return ph, event.get("name"), start, None if (ph, event.get("name")) == ("i", "[memory]") else length
     return None
 
 

@@ -16,10 +16,10 @@ def latest(table: pl.DataFrame, time: str, rows: pl.DataFrame, start: str, by: l
     Only rows with the same `by` count; of several that begin at one moment it is the last one. Where there is none, or
     the time is null, all columns are null. `rows` is sorted by `start`; those without count for nothing.
     """
-    if rows.is_empty() or table.is_empty():
-        return _nothing(rows, table.height)
     if rows[start].null_count():
         rows = rows.drop_nulls(start)
+    if rows.is_empty() or table.is_empty():
+        return _nothing(rows, table.height)
     times = table[time].fill_null(_LONG_AGO).to_numpy()
     starts = rows[start].to_numpy()
     if _one_key(table, rows, by):
