@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from kineto import COMMON, document, kernel, span, step
+from kineto import COMMON, document, kernel, memory, span, step
 
 import tracekit
 from tracekit.model.run import Run
@@ -164,3 +164,17 @@ def test_damage_made_to_be_searched_forever_ends(tmp_path: Path, bomb: bytes) ->
     assert time.process_time() - begin < 20
     assert rows(run)[0] == EXACT[0]
     assert repairs(run) != []
+
+
+def test_allocations_before_another_file_begins_are_kept(tmp_path: Path) -> None:
+    instants = [memory(1100 + n, 64, 64, 64) for n in range(3)]
+    tail = json.dumps(instants).encode()[1:-1]
+    run = opened(tmp_path, tail + b", " + json.dumps(document(COMMON)).encode())
+    assert run.events.filter(name="[memory]")["ts_ns"].to_list() == [1_100_000, 1_101_000, 1_102_000]
+    assert run.events.height == len(COMMON) + 3
+
+
+def test_a_trace_without_a_single_time_has_tables(tmp_path: Path) -> None:
+    run = opened(tmp_path, json.dumps(document([{"ph": "X", "cat": "cpu_op", "name": "aten::mm"}])).encode())
+    assert run.steps.select("step", "start_ns", "end_ns").rows() == [(None, None, None)]
+    assert (run.work.height, run.collectives.height, run.memory.height) == (0, 0, 0)

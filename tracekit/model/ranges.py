@@ -24,8 +24,8 @@ _FSDP_FORWARD = ("root_pre_forward", "pre_forward", "post_forward", "cast_forwar
 
 
 def ranges(frame: pl.DataFrame, source: str) -> pl.DataFrame:
-    """Return the frame as RANGES_SCHEMA, each range with its source."""
-    sourced = frame.with_columns(pl.lit(source).alias("source"))
+    """Return the frame as RANGES_SCHEMA, each range with its source; what has no place in time is none."""
+    sourced = frame.with_columns(pl.lit(source).alias("source")).drop_nulls(["start_ns", "end_ns"])
     return sourced.select(list(RANGES_SCHEMA)).cast(RANGES_SCHEMA)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ BOUNDARY = re.compile(
 # The same for the key that Kineto itself writes first; a list inside the arguments of one event cannot look like it.
 _SAFE_BOUNDARY = re.compile(rb'(?<=\})[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*"ph"[ \t\r\n]*:)')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"ph"\s*:')
-_SPAN = re.compile(rb'"ph"\s*:\s*"X"')
+_SPAN = re.compile(rb'"ph"\s*:\s*"[Xi]"')
 # Of whole events: as much as the processor's own memory holds with what is decoded of it.
 BATCH_BYTES = 2 * 2**20
 # Metadata before the events is small; a file without events within this many bytes is something else.
