@@ -142,7 +142,7 @@ def read(path: Path) -> Outcome:
     base = decoded.facts.base_ns or 0
     times = [None if t is None else t - base for t in events["ts_ns"]]
     rows = list(zip(events["ph"], events["name"], times, events["dur_ns"], strict=True))
-    return Outcome(rows, [f.what for f in decoded.findings], None)
+    return Outcome(rows, [f.what for f in decoded.findings], None, base)
 
 
 def _tables(path: Path) -> None:

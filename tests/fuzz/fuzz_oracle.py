@@ -16,11 +16,13 @@ class Outcome(NamedTuple):
     rows: list[Row]
     findings: list[str]
     refusal: str | None
+    base_ns: int = 0
 
 
 def complaints(text: bytes, must_keep: list[bytes], outcome: Outcome) -> list[str]:
     """Say what is wrong with an outcome; `text` is the damaged text, `must_keep` that of every intact event."""
-    expected = Counter(row for row in map(row_of_text, must_keep) if row is not None)
+    kept = (row_of(json.loads(event, parse_float=Decimal), outcome.base_ns) for event in must_keep)
+    expected = Counter(row for row in kept if row is not None)
     if outcome.refusal is not None:
         wrong = [] if _is_sentence(outcome.refusal) else [f"not one sentence: {outcome.refusal!r}"]
         return wrong + (["refused although spans are intact"] if any(row[0] == "X" for row in expected) else [])
@@ -28,7 +30,7 @@ def complaints(text: bytes, must_keep: list[bytes], outcome: Outcome) -> list[st
     wrong = [
         f"intact event lost: {row} ({found[row]} of {count})" for row, count in expected.items() if found[row] < count
     ]
-    proper = _proper_rows(text)
+    proper = _proper_rows(text, outcome.base_ns)
     if not _is_json(text) and not outcome.findings:
         wrong.append("damaged text without a repairs row")
     if proper is not None and sorted(proper, key=repr) != sorted(outcome.rows, key=repr):
@@ -41,18 +43,15 @@ def _is_sentence(message: str) -> bool:
     return "\n" not in message and "\r" not in message and 20 < len(message) < 1000
 
 
-def row_of_text(event: bytes) -> Row | None:
-    """Return the row of one event's text; null for events that no table needs."""
-    return row_of(json.loads(event, parse_float=Decimal))
-
-
-def row_of(event: Any) -> Row | None:
-    """Return the row of a decoded event."""
+def row_of(event: Any, base_ns: int) -> Row | None:
+    """Return the row of a decoded event; null for events that no table needs."""
     if not isinstance(event, dict):
         return None
     ph = event.get("ph")
     if ph in ("X", "i") or (ph == "s" and event.get("cat") == "fwdbwd"):
+        # Beyond what clocks show, on its own or with the base: no time.
         start, length = ns(event.get("ts"), -(2**62), 2**62), ns(event.get("dur"), -(2**63), 2**43 * 1000)
+        start = start if start is not None and abs(start + base_ns) < 2**62 else None
         # An allocation takes no time, whatever is written.
         return ph, event.get("name"), start, None if (ph, event.get("name")) == ("i", "[memory]") else length
     return None
@@ -70,7 +69,7 @@ def ns(value: object, above: int, below: int) -> int | None:
     return rounded if rounded is not None and above < rounded < below else None
 
 
-def _proper_rows(text: bytes) -> list[Row] | None:
+def _proper_rows(text: bytes, base_ns: int) -> list[Row] | None:
     """Return the rows of text that every JSON parser takes as a trace; null where some would not."""
     try:
         document = json.loads(text.decode().removeprefix("\ufeff"), parse_float=Decimal, parse_constant=_refuse)
@@ -80,7 +79,7 @@ def _proper_rows(text: bytes) -> list[Row] | None:
     events = document if isinstance(document, list) else document.get("traceEvents")
     if not isinstance(events, list) or not all(_is_plain(e) for e in events):
         return None
-    return [row for row in map(row_of, events) if row is not None]
+    return [row for row in (row_of(event, base_ns) for event in events) if row is not None]
 
 
 def _is_json(text: bytes) -> bool:

@@ -12,21 +12,21 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.calls import first_numel
+from tracekit.model.runs import RUN
 
 _FAMILY = {"reduce_scatter": "reduction", "all_reduce": "reduction", "reduce": "reduction"}
-_RUN = ["rank", "cycle"]
 
 
 def match_spans(spans: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return `spans` with `call` and `launched_ns`, null where no earlier call fits (it began before the window)."""
     waiting: dict[tuple[object, ...], deque[tuple[int, int]]] = defaultdict(deque)
     for rank, cycle, call, kind, numel, start in (
-        calls.sort("start_ns").select(*_RUN, "call", "kind", "in_numel", "start_ns").iter_rows()
+        calls.sort("start_ns").select(*RUN, "call", "kind", "in_numel", "start_ns").iter_rows()
     ):
         waiting[rank, cycle, _FAMILY.get(kind, kind), numel].append((start, call))
     spans = spans.sort("start_ns")
     found: list[tuple[int | None, int | None]] = []
-    for rank, cycle, name, dims, start in spans.select(*_RUN, "name", "input_dims", "start_ns").iter_rows():
+    for rank, cycle, name, dims, start in spans.select(*RUN, "name", "input_dims", "start_ns").iter_rows():
         kind = names.kind_of(name)
         family = _FAMILY.get(kind or "", kind)
         # Operators of older torch have no shapes: a call of unknown size may be any span's.

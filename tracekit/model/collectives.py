@@ -14,6 +14,7 @@ from tracekit.model.layers import Attribution
 from tracekit.model.matching import with_matches, with_waits
 from tracekit.model.mesh import with_axes
 from tracekit.model.patterns import kind_by_name
+from tracekit.model.runs import RUN
 from tracekit.model.steps import step_at, turns
 from tracekit.read.manifest import Manifest
 
@@ -63,7 +64,6 @@ COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
     "kind_from": pl.String(),
     "bytes_from": pl.String(),
 }
-_RUN = ["rank", "cycle"]
 
 
 def collectives(
@@ -87,10 +87,10 @@ def collectives(
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = with_layers(rows.sort("at_ns", "index"), manifest)
     rows = _with_sizes(with_axes(rows, manifest, annotations))
-    together = turns(steps).select(*_RUN, "step", "turn")
-    rows = rows.join(together, on=[*_RUN, "step"], how="left", nulls_equal=True)
+    together = turns(steps).select(*RUN, "step", "turn")
+    rows = rows.join(together, on=[*RUN, "step"], how="left", nulls_equal=True)
     rows = with_waits(with_matches(rows, world_size))
-    ordered = rows.sort(*_RUN, "at_ns", "index")
+    ordered = rows.sort(*RUN, "at_ns", "index")
     return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA, strict=False)  # type: ignore[arg-type]
 
 
@@ -99,10 +99,10 @@ def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
     A call of several kernels lasts from the first to the last of them; overlapped and exposed leave its pauses out.
     """
-    own = [name for name in arguments.columns if name not in {*_RUN, "index", "group_desc"}]
-    comm = work.filter(pl.col("class") == "comm").join(arguments, on=[*_RUN, "index"], how="left")
+    own = [name for name in arguments.columns if name not in {*RUN, "index", "group_desc"}]
+    comm = work.filter(pl.col("class") == "comm").join(arguments, on=[*RUN, "index"], how="left")
     alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
-    key = [*_RUN, "call", "alone"]
+    key = [*RUN, "call", "alone"]
     comm = _with_overlap(comm.with_columns(alone.alias("alone")), work)
     return (
         comm.sort("start_ns")
@@ -122,7 +122,7 @@ def _with_overlap(comm: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     cover = hiding(work)
     # Kernels of one call may run side by side: what two of them share counts for the first.
     ends = pl.col("start_ns") + pl.col("dur_ns")
-    reach = ends.cum_max().shift(1).over(*_RUN, "device", "call", "alone", order_by="start_ns")
+    reach = ends.cum_max().shift(1).over(*RUN, "device", "call", "alone", order_by="start_ns")
     own = pl.max_horizontal("start_ns", pl.min_horizontal(reach.fill_null(pl.col("start_ns")), ends))
     comm = comm.with_columns(own.alias("own_ns"))
     parts: list[pl.DataFrame] = []
@@ -138,7 +138,7 @@ def _with_overlap(comm: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Join calls and executions; the execution's own arguments come first, then the call's, then the name."""
     called = calls.rename({"start_ns": "called_ns", "index": "call_index"}).drop("pid", "tid", "end_ns", "external_ids")
-    rows = called.join(ran, on=[*_RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
+    rows = called.join(ran, on=[*RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
     by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
     by_name = pl.col("name").map_elements(kind_by_name, return_dtype=pl.String)
     is_span = pl.col("name").str.contains(names.BACKEND_SPAN)

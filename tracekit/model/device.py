@@ -35,8 +35,8 @@ def _launched(rows: pl.DataFrame, flows: pl.DataFrame, kinds: Kinds) -> pl.DataF
         pl.lit("time").alias("linked_by"),
     )
     rows = _linked(rows, calls, "correlation", "correlation")
-    rows = _linked(rows, flows, "correlation", "flow")
-    operators = kinds.operators.drop("correlation").rename({"external_id": "op_id"})
+    rows = _linked(rows, flows.filter(pl.col("correlation") > 0), "correlation", "flow")
+    operators = kinds.operators.rename({"external_id": "op_id"})
     return _linked(rows, operators.filter(pl.col("ph") == "X", pl.col("op_id") > 0), "op_id", "external id")
 
 

@@ -13,6 +13,7 @@ import polars as pl
 
 from tracekit.model.patterns import patterns
 from tracekit.read import entries
+from tracekit.read.cache import MIN_EVENTS
 from tracekit.read.manifest import Manifest
 from tracekit.read.traces import Traces
 
@@ -39,9 +40,11 @@ class KeptTables:
 
     @cached_property
     def _key(self) -> str | None:
-        if self._traces.key is None:
+        key = self._traces.key
+        # Tables of small traces are made in the time that reading an entry takes.
+        if key is None or self._traces.files["num_events"].sum() < MIN_EVENTS:
             return None
-        decides = (self._traces.key, self._manifest, patterns())
+        decides = (key, self._manifest, patterns())
         return hashlib.sha256(msgspec.json.encode(decides)).hexdigest()
 
     @cached_property

@@ -6,9 +6,9 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.kinds import Kinds
+from tracekit.model.runs import RUN
 
-_RUN = ["rank", "cycle"]
-_THREAD = [*_RUN, "pid", "tid"]
+_THREAD = [*RUN, "pid", "tid"]
 
 
 def windows(kinds: Kinds) -> pl.DataFrame:
@@ -18,11 +18,11 @@ def windows(kinds: Kinds) -> pl.DataFrame:
     A step ends where the mark after it begins if that has the next number, else where its own mark ends: what lies
     between belongs to no step. Of marks with one number the first is the step, and it is incomplete with a reason.
     """
-    chain = _of_one_thread(_outermost(_usable(marks(kinds)))).sort(*_RUN, "start_ns")
-    following = pl.col("start_ns").shift(-1).over(_RUN)
-    is_next = pl.col("step").shift(-1).over(_RUN) == pl.col("step") + 1
+    chain = _of_one_thread(_outermost(_usable(marks(kinds)))).sort(*RUN, "start_ns")
+    following = pl.col("start_ns").shift(-1).over(RUN)
+    is_next = pl.col("step").shift(-1).over(RUN) == pl.col("step") + 1
     end = pl.when(is_next).then(following).otherwise(pl.min_horizontal("end_ns", following))
-    times = pl.len().over(*_RUN, "step")
+    times = pl.len().over(*RUN, "step")
     repeated = pl.format("step {} is marked {} times; only the first mark is used", "step", times)
     return (
         chain.with_columns(
@@ -30,8 +30,8 @@ def windows(kinds: Kinds) -> pl.DataFrame:
             (times == 1).alias("complete"),
             pl.when(times > 1).then(repeated).alias("reason"),
         )
-        .unique([*_RUN, "step"], keep="first", maintain_order=True)
-        .select(*_RUN, "step", "start_ns", "end_ns", "complete", "reason")
+        .unique([*RUN, "step"], keep="first", maintain_order=True)
+        .select(*RUN, "step", "start_ns", "end_ns", "complete", "reason")
     )
 
 
@@ -65,5 +65,5 @@ def _of_one_thread(table: pl.DataFrame) -> pl.DataFrame:
     marked = (pl.col("end_ns") - pl.col("start_ns")).sum()
     threads = table.group_by(_THREAD).agg(pl.len().alias("num_marks"), marked.alias("marked_ns"))
     best_first = threads.sort("num_marks", "marked_ns", "pid", "tid", descending=[True, True, False, False])
-    chosen = best_first.unique(_RUN, keep="first", maintain_order=True)
+    chosen = best_first.unique(RUN, keep="first", maintain_order=True)
     return table.join(chosen, on=_THREAD, how="semi", nulls_equal=True)

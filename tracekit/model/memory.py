@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.model import names
 from tracekit.model.layers import Attribution
-from tracekit.model.moments import latest
+from tracekit.model.moments import around
+from tracekit.model.runs import RUN
 
 # One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after
 # it (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the
@@ -23,7 +25,6 @@ MEMORY_SCHEMA: dict[str, pl.DataType] = {
     "layer": pl.String(),
     "phase": pl.String(),
 }
-_RUN = ["rank", "cycle"]
 _BY_PHASE = {"forward": "activations", "backward": "gradients and temporaries", "optimizer": "optimizer"}
 BEFORE_WINDOW = "before the window"
 
@@ -33,7 +34,7 @@ def memory(instants: pl.DataFrame, annotations: pl.DataFrame, attribution: Attri
     rows = instants.drop_nulls("delta_bytes")
     number = pl.col("device_id").fill_null(0).clip(0)
     device = pl.when(pl.col("device_type") == 0).then(pl.lit("cpu")).otherwise(pl.format("cuda:{}", number))
-    rows = rows.sort(*_RUN, "ts_ns", "index").with_columns(device.alias("device"))
+    rows = rows.sort(*RUN, "ts_ns", "index").with_columns(device.alias("device"))
     rows = _with_category(attribution.locate(rows, "ts_ns"), annotations)
     return rows.select(list(MEMORY_SCHEMA)).cast(MEMORY_SCHEMA)  # type: ignore[arg-type]
 
@@ -44,7 +45,7 @@ def _with_category(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFram
         _by_annotation(rows, annotations),
         pl.col("phase").replace_strict(_BY_PHASE, default="other", return_dtype=pl.String),
     )
-    block = [*_RUN, "device", "address"]
+    block = [*RUN, "device", "address"]
     return (
         rows.with_columns(pl.when(pl.col("delta_bytes") > 0).then(judged).alias("category"))
         .with_columns(pl.col("category").forward_fill().over(block))
@@ -55,11 +56,9 @@ def _with_category(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFram
 def _by_annotation(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.Series:
     """Unsharded parameters and collective buffers are allocated inside FSDP2's own annotations."""
     marks = (
-        annotations.filter(
-            pl.col("ph") == "X", pl.col("name").str.contains(r"^FSDP::(all_gather|post_backward_reduce)")
-        )
+        annotations.filter(pl.col("ph") == "X", pl.col("name").str.contains(names.FSDP_BUFFERS))
         .select(
-            *_RUN,
+            *RUN,
             pl.col("ts_ns").alias("mark_ns"),
             (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns"),
             pl.when(pl.col("name").str.contains("all_gather"))
@@ -69,5 +68,4 @@ def _by_annotation(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.Series:
         )
         .sort("mark_ns")
     )
-    around = latest(rows, "ts_ns", marks, "mark_ns", _RUN)
-    return around.select(pl.when(rows["ts_ns"] < pl.col("mark_end_ns")).then("mark")).to_series()
+    return around(rows, "ts_ns", marks, ("mark_ns", "mark_end_ns"), RUN)["mark"]

@@ -15,15 +15,15 @@ import math
 
 import polars as pl
 
-from tracekit.model.moments import latest
+from tracekit.model import names
+from tracekit.model.moments import around
+from tracekit.model.runs import RUN
 from tracekit.read.manifest import Axis, Manifest
 
 SHARD, REPLICATE, TENSOR = "dp_shard", "dp_replicate", "tp"
 # `axis_from` says how an axis was found: group, annotation, size (the only axis of that size), order, or null.
-_FSDP = r"^FSDP::(all_gather|post_backward_reduce)( \(|$)"
 # DeviceMesh describes the group of an axis as "mesh_dp_shard".
 _DESCRIBED = r"^mesh_(\w+)$"
-_RUN = ["rank", "cycle"]
 
 
 def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.DataFrame) -> pl.DataFrame:
@@ -92,14 +92,13 @@ def _sized(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _inside(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:
     """Add `in_fsdp`: issued inside FSDP2's own communication; `follows`: right after a call of the same size."""
-    marks = annotations.filter(pl.col("ph") == "X", pl.col("name").str.contains(_FSDP)).select(
-        *_RUN, pl.col("ts_ns").alias("mark_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns")
+    marks = annotations.filter(pl.col("ph") == "X", pl.col("name").str.contains(names.FSDP_COMM)).select(
+        *RUN, pl.col("ts_ns").alias("mark_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns")
     )
-    around = latest(rows, "at_ns", marks.sort("mark_ns"), "mark_ns", _RUN)
-    inside = (rows["at_ns"] < around["mark_end_ns"]).fill_null(value=False)
-    joined = rows.with_columns(inside.alias("in_fsdp"))
+    inside = around(rows, "at_ns", marks.sort("mark_ns"), ("mark_ns", "mark_end_ns"), RUN)
+    joined = rows.with_columns(inside["mark_ns"].is_not_null().alias("in_fsdp"))
     same = pl.struct("kind", "in_numel", "phase", "in_fsdp")
-    follows = (same == same.shift(1)).over(*_RUN, "step").fill_null(value=False)
+    follows = (same == same.shift(1)).over(*RUN, "step").fill_null(value=False)
     return joined.with_columns(follows.alias("follows"))
 
 

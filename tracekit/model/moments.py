@@ -32,6 +32,14 @@ def latest(table: pl.DataFrame, time: str, rows: pl.DataFrame, start: str, by: l
     return rows[found]
 
 
+def around(table: pl.DataFrame, time: str, rows: pl.DataFrame, span: tuple[str, str], by: list[str]) -> pl.DataFrame:
+    """Return what :func:`latest` does, null where that row ended (`span`: start and end) before or at the moment."""
+    start, end = span
+    found = latest(table, time, rows, start, by)
+    inside = (table[time] < found[end]).fill_null(value=False)
+    return found if inside.all() else found.select(pl.when(inside).then(pl.all()))
+
+
 def _nothing(rows: pl.DataFrame, height: int) -> pl.DataFrame:
     return pl.DataFrame([pl.Series(c.name, [None], c.dtype).new_from_index(0, height) for c in rows])
 

@@ -1,8 +1,10 @@
-"""Every name and pattern that tells tracekit what an event is. Decided here and nowhere else."""
+"""Every name and pattern that tells tracekit what an event is. Decided here, but for what decoding needs to know."""
 
 from __future__ import annotations
 
 import re
+
+from tracekit.read.spellings import LINK, PYTHON_FRAME
 
 # -- categories (compared in lower case; the 2021 spellings are Operator, Runtime, Kernel, Memcpy, Memset) ---------
 KERNELS = ("kernel", "concurrent_kernel")
@@ -12,13 +14,9 @@ CPU_OPS = ("cpu_op", "operator")
 # Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
 LAUNCH = r"(^|_)(runtime|driver)$"
 ANNOTATION = "user_annotation"
-# Links from a forward operator to its backward.
-LINK = "fwdbwd"
-PYTHON_FRAME = "python_function"
 # Rows that carry a stream or a device and yet are no work: waits, spans drawn around kernels, profiler overhead.
 NEVER_WORK = ("gpu_user_annotation", "overhead", PYTHON_FRAME, "trace")
 SYNC = r"_sync$"
-MEMORY_EVENT = "[memory]"
 OPTIMIZER_STEP = r"^Optimizer\.step#"
 BACKWARD_OP = "autograd::engine::evaluate_function"
 # Rows of a CPU run whose own time is autograd's bookkeeping or a hook in it: what computes inside them has its own row.
@@ -140,6 +138,9 @@ def dtype_of(spelling: str | None) -> str | None:
 # FSDP2: "FSDP::pre_forward (layers.0)", "FSDP::backward_prefetch for layers.2", "FSDP::pre_backward" (the root).
 FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"
 # The recorder's: "tracekit::forward (layers.0)", "tracekit::forward" (the root), "tracekit::backward".
+# Communication of FSDP2; what it allocates is unsharded parameters and gradient buffers, also in parts of these.
+FSDP_COMM = r"^FSDP::(all_gather|post_backward_reduce)( \(|$)"
+FSDP_BUFFERS = r"^FSDP::(all_gather|post_backward_reduce)"
 RECORDER_FORWARD = r"^tracekit::forward(?: \((.*)\))?$"
 RECORDER_PHASE = r"^tracekit::(forward|backward|optimizer)"
 MODULE_FRAME_PREFIX = "nn.Module: "

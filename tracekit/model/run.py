@@ -25,7 +25,11 @@ PathLike = str | os.PathLike[str]
 
 
 class Run:
-    """One capture. Tables are polars frames, described where they are made; times are absolute integer ns."""
+    """One capture. Tables are polars frames, described where they are made; times are absolute integer ns.
+
+    Events and tables are loaded or made when first asked for. They raise InputError where that takes a file that has
+    changed since it was opened.
+    """
 
     def __init__(self, name: str, paths: list[Path], traces: Traces, manifest: Manifest | None) -> None:
         """Hold what was read; :func:`open_run` is the way to get one."""

@@ -6,8 +6,8 @@ import polars as pl
 
 from tracekit.model import marks
 from tracekit.model.kinds import Kinds
-from tracekit.model.moments import latest
-from tracekit.model.runs import without
+from tracekit.model.moments import around
+from tracekit.model.runs import RUN, without
 from tracekit.read.findings import CORRUPT, ENDS_EARLY
 from tracekit.read.manifest import Manifest
 
@@ -135,6 +135,4 @@ def turns(steps_table: pl.DataFrame) -> pl.DataFrame:
 def step_at(table: pl.DataFrame, steps_table: pl.DataFrame, time: str) -> pl.DataFrame:
     """Return `table` with a `step` column: the step whose window, on its rank, holds the time in column `time`."""
     windows = steps_table.select("rank", "cycle", "step", "start_ns", "end_ns").sort("start_ns", "end_ns")
-    around = latest(table, time, windows, "start_ns", ["rank", "cycle"])
-    step = around.select(pl.when(table[time] < pl.col("end_ns")).then("step").alias("step"))
-    return table.with_columns(step["step"])
+    return table.with_columns(around(table, time, windows, ("start_ns", "end_ns"), RUN)["step"])

@@ -9,7 +9,7 @@ from tracekit.model.backend import match_spans
 from tracekit.model.kinds import Kinds, nccl_calls, timed
 from tracekit.model.lanes import cut_overruns
 from tracekit.model.layers import Attribution
-from tracekit.model.moments import latest
+from tracekit.model.moments import around
 from tracekit.model.operators import own_time
 from tracekit.model.patterns import patterns
 from tracekit.model.runs import RUN, joined, with_first, without
@@ -89,10 +89,10 @@ def _device_work(device: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     return cut_overruns(named)
 
 
-def _named_like(names_: pl.Series, pattern: str) -> pl.Series:
+def _named_like(values: pl.Series, pattern: str) -> pl.Series:
     """Whether each name fits; names are long and few, so each is looked at once."""
-    distinct = names_.unique()
-    return names_.is_in(distinct.filter(distinct.str.contains(pattern)).to_list())
+    distinct = values.unique()
+    return values.is_in(distinct.filter(distinct.str.contains(pattern)).to_list())
 
 
 def _communication() -> str:
@@ -112,8 +112,7 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     )
     rows = with_first(rows, by_id, "op_id")
     on_thread = calls.sort("start_ns").with_columns(pl.col("tid").alias("launched_tid"))
-    around = latest(rows, "launched_ns", on_thread, "start_ns", [*RUN, "launched_tid"])
-    inside = around.select(pl.when(rows["launched_ns"] < pl.col("end_ns")).then("call"))["call"]
+    inside = around(rows, "launched_ns", on_thread, ("start_ns", "end_ns"), [*RUN, "launched_tid"])["call"]
     # The id is that of the row with the collective's arguments: what carries it is the collective, also where a copy
     # engine does the work. What an operator copies inside the call has that operator's id.
     return rows.with_columns(

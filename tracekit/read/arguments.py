@@ -11,6 +11,8 @@ import polars as pl
 
 from tracekit.read.events import Args
 
+# Of a number of 64 bits with its sign.
+_MOST_DIGITS = 20
 # Same thing, other spelling: the first one present counts.
 _SPELLINGS = {
     "external_id": ("external_id", "external_id_2021"),
@@ -56,7 +58,7 @@ def texts(values: Sequence[Any]) -> pl.Series:
 
 
 def integers(values: Sequence[Any]) -> pl.Series:
-    """Return integers as they are, text by the number it ends in ("stream 7" is 7), anything else null."""
+    """Return integers as they are, text by the number it ends in ("stream 7" is 7), true as 1, anything else null."""
     try:
         return pl.Series(values, dtype=pl.Int64, strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
@@ -66,7 +68,7 @@ def integers(values: Sequence[Any]) -> pl.Series:
 def _integer(value: object) -> int | None:
     if isinstance(value, str):
         digits = value.rsplit(maxsplit=1)[-1] if value.strip() else ""
-        value = int(digits) if digits.removeprefix("-").isdecimal() and len(digits) < 20 else None
+        value = int(digits) if digits.removeprefix("-").isdecimal() and len(digits) <= _MOST_DIGITS else None
     if isinstance(value, float):
         value = int(value) if value.is_integer() else None
     # Addresses and 64-bit communicator ids can use the top bit: keep their bits, as a signed number.

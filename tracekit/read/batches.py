@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 # Between two events: the second one starts with a key that Kineto writes into events.
@@ -15,7 +15,7 @@ BOUNDARY = re.compile(
 # The same for the key that Kineto itself writes first; a list inside the arguments of one event cannot look like it.
 _SAFE_BOUNDARY = re.compile(rb'(?<=\})[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*"ph"[ \t\r\n]*:)')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"ph"\s*:')
-_SPAN = re.compile(rb'"ph"\s*:\s*"[Xi]"')
+_EVENT = re.compile(rb'"ph"\s*:\s*"[Xi]"')
 # Of whole events: as much as the processor's own memory holds with what is decoded of it.
 BATCH_BYTES = 2 * 2**20
 # Metadata before the events is small; a file without events within this many bytes is something else.
@@ -29,11 +29,11 @@ class Batch(NamedTuple):
 
     "head": all before the events, up to the bracket. "headless": the text up to the first event, where that is not the
     beginning of a trace. "events": whole events in brackets, at least by the look of it, with the place of the first;
-    this text is a view of memory that the next batch overwrites. "rest": the last events, the end of their list and all
-    after it. "alien": a file without events.
+    this text, and what is decoded from it as msgspec.Raw, is a view of memory that the next batch overwrites. "rest":
+    the last events, the end of their list and all after it. "alien": a file without events.
     """
 
-    part: str
+    part: Literal["head", "headless", "events", "rest", "alien"]
     text: bytes | memoryview
     offset: int
 
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 def batches(blocks: Iterator[bytes]) -> Iterator[Batch]:
     """Yield a head or headless, any number of events, and a rest; or one alien."""
     text, start = _beginning(blocks)
-    span = _SPAN.search(text, 0, start if start >= 0 else len(text))
+    span = _EVENT.search(text, 0, start if start >= 0 else len(text))
     if span:
         # The head is damaged, or lies behind events.
         yield Batch("headless", text[: span.start()], 0)

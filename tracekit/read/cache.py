@@ -1,7 +1,7 @@
 """A trace file opened: decoded the first time, and from then on only looked at.
 
 A digest of its content alone decides whether what was kept fits: a trace is read, though not decoded, at each opening,
-so that no clock or file system has to be trusted.
+so that for what is kept no clock or file system has to be trusted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _About(msgspec.Struct, frozen=True):
 
 @dataclass
 class Opened:
-    """One file: its facts and findings, and its frames when asked for. `digest`: of its content, null if not kept."""
+    """One file: its facts and findings, and its frames when asked for. `digest`: of its content, null if not known."""
 
     path: Path
     facts: Facts
@@ -51,7 +51,7 @@ class Opened:
         """The frames in file order.
 
         Raises:
-            InputError: they are neither kept any more nor can they be made again, since the file has changed.
+            InputError: they are not kept any more, and the file has changed or gone.
         """
         if self.decoded is not None:
             return self.decoded
@@ -73,30 +73,37 @@ def read_file(path: Path, *, cache: bool = True) -> Opened:
     """
     if not cache:
         return _opened(path, decode(path), None)
+    # A file that cannot be read is refused where it is decoded.
+    with suppress(OSError, msgspec.MsgspecError):
+        if kept := _kept(path):
+            return kept
+    return _decoded_and_kept(path)
+
+
+def _kept(path: Path) -> Opened | None:
     digest: str | None = None
     for place in _places(path):
         if found := entries.about(place):
             digest = digest or _digest(path)
-            with suppress(msgspec.MsgspecError):
-                if found.key == digest:
-                    kept = msgspec.json.decode(found.more, type=_About)
-                    return Opened(path, kept.facts, kept.findings, kept.num_events, digest)
-    return _decoded_and_kept(path)
+            if found.key == digest:
+                kept = msgspec.json.decode(found.more, type=_About)
+                return Opened(path, kept.facts, kept.findings, kept.num_events, digest)
+    return None
 
 
 def _decoded_and_kept(path: Path) -> Opened:
     before = _state(path)
     decoded = decode(path)
-    if decoded.columns.num_events < MIN_EVENTS:
-        return _opened(path, decoded, None)
+    digest: str | None = None
     with suppress(OSError):
         digest = _digest(path)
-        # Whoever wrote into the file meanwhile made what was decoded and what was hashed two things.
-        if _state(path) == before:
-            about = _About(decoded.facts, decoded.findings, decoded.columns.num_events)
-            entries.store(_places(path), digest, decoded.columns._asdict(), about)
-            return _opened(path, decoded, digest)
-    return _opened(path, decoded, None)
+    # Whoever wrote into the file meanwhile made what was decoded and what was hashed two things.
+    if digest is None or _state(path) != before:
+        return _opened(path, decoded, None)
+    if decoded.columns.num_events >= MIN_EVENTS:
+        about = _About(decoded.facts, decoded.findings, decoded.columns.num_events)
+        entries.store(_places(path), digest, decoded.columns._asdict(), about)
+    return _opened(path, decoded, digest)
 
 
 def _opened(path: Path, decoded: Decoded, digest: str | None) -> Opened:

@@ -19,7 +19,7 @@ LONGEST_NS = 2**43 * 1000
 _INT64 = 2**63
 _INT64_DIGITS = 19
 # What _from_texts reads in one go: nearly every number that was ever written as a time.
-_PLAIN_NUMBER = r"^-?\d{1,15}(?:\.\d{1,3})?$|^\d{16}(?:\.\d{1,3})?$"
+_PLAIN_NUMBER = r"^-?\d{1,15}(?:\.\d{1,3})?$|^[1-8]\d{15}(?:\.\d{1,3})?$"
 
 
 class RoundedError(ValueError):

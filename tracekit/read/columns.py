@@ -15,6 +15,7 @@ import polars.selectors as cs
 from tracekit.read import clock
 from tracekit.read.arguments import columns_of, integers, texts
 from tracekit.read.events import Args, CommArgs, Event, Shape
+from tracekit.read.spellings import COMM_PREFIXES, LAUNCH_FLOWS, LINK, MEMORY, PYTHON_FRAME
 
 _FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
 # One row an event that is neither a frame of Python nor a memory instant, in file order. Times are absolute ns; `index`
@@ -81,12 +82,6 @@ SCHEMAS = {
     "flows": FLOW_SCHEMA,
 }
 
-_LINKED_FLOW = "fwdbwd"
-_LAUNCH_FLOWS = ("ac2g", "async", "async_cpu_to_gpu")
-_COMM_PREFIXES = ("nccl:", "c10d", "gloo:", "record_param_comms", "_c10d", "mpi:", "ucc:", "xccl:")
-_MEMORY = "[memory]"
-_PYTHON_FRAME = "python_function"
-
 # Of events among the entries of their file.
 _Places = npt.NDArray[np.int64]
 # Columns of SCHEMAS by table, for some events of one file; a table without rows can lack them.
@@ -106,9 +101,9 @@ class Columns(NamedTuple):
     def together(self) -> pl.DataFrame:
         """Return all events as EVENT_SCHEMA, in file order, with what the frames have beside it (rank and cycle)."""
         apart = [
-            self.frames.with_columns(ph=pl.lit("X"), cat=pl.lit(_PYTHON_FRAME)),
+            self.frames.with_columns(ph=pl.lit("X"), cat=pl.lit(PYTHON_FRAME)),
             self.memory.select(cs.by_name(self.events.columns, require_all=False)).with_columns(
-                ph=pl.lit("i"), name=pl.lit(_MEMORY)
+                ph=pl.lit("i"), name=pl.lit(MEMORY)
             ),
         ]
         places = [name for name in ("rank", "cycle", "index") if name in self.events.columns]
@@ -134,19 +129,24 @@ def pieces(events: Sequence[Event], first_index: int, shape: Shape) -> Pieces:
         RoundedError: the shape has times as floats too large to be exact.
     """
     places = np.arange(first_index, first_index + len(events))
-    is_frame = [e.cat == _PYTHON_FRAME and e.ph == "X" for e in events]
+    is_frame = [e.cat == PYTHON_FRAME and e.ph == "X" for e in events]
     frames, frame_places, rest, places = _split(events, places, is_frame)
-    is_instant = [e.name == _MEMORY and e.ph == "i" for e in rest]
+    is_instant = [e.name == MEMORY and e.ph == "i" for e in rest]
     instants, instant_places, rest, places = _split(rest, places, is_instant)
-    is_kept = [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == _LINKED_FLOW) for e in rest]
+    is_kept = [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == LINK) for e in rest]
     kept, kept_places, rest, places = _split(rest, places, is_kept)
-    flows, flow_places, _, _ = _split(rest, places, [e.ph == "s" and e.cat in _LAUNCH_FLOWS for e in rest])
+    flows, flow_places, _, _ = _split(rest, places, [e.ph == "s" and e.cat in LAUNCH_FLOWS for e in rest])
     found: Pieces = {}
     if frames:
         found["frames"] = _spans(frames, frame_places)
     if instants:
         args = columns_of([e.args or Args() for e in instants], MEMORY_SCHEMA)
-        found["memory"] = {**_moments(instants, instant_places), "cat": texts([e.cat for e in instants]), **args}
+        found["memory"] = {
+            **_moments(instants, instant_places),
+            "pid": integers([e.pid for e in instants]),
+            "cat": texts([e.cat for e in instants]),
+            **args,
+        }
     if kept:
         found.update(_linked(kept, kept_places, shape))
     if flows:
@@ -166,10 +166,9 @@ def _split(
 
 
 def _moments(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
-    """Where and when each event began."""
+    """When each event began, and on which thread of its process."""
     return {
         "index": pl.Series(places),
-        "pid": integers([e.pid for e in events]),
         "tid": integers([e.tid for e in events]),
         "ts_ns": clock.starts([e.ts for e in events]),
     }
@@ -178,6 +177,7 @@ def _moments(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
 def _spans(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
     return {
         **_moments(events, places),
+        "pid": integers([e.pid for e in events]),
         "name": texts([e.name for e in events]),
         "dur_ns": clock.lengths([e.dur for e in events]),
     }
@@ -213,7 +213,7 @@ def _table(
 
 def _collectives(names: Sequence[object], told: Sequence[object]) -> list[int]:
     """The rows that name a collective, by their own name or in their arguments."""
-    spoken = {name for name in _distinct(names) if name.startswith(_COMM_PREFIXES)}
+    spoken = {name for name in _distinct(names) if name.startswith(COMM_PREFIXES)}
     if not spoken:
         return [n for n, collective in enumerate(told) if collective is not None]
     pairs = enumerate(zip(names, told, strict=True))
@@ -229,13 +229,15 @@ def _distinct(names: Sequence[object]) -> set[str]:
     return {name for name in found if isinstance(name, str)}
 
 
-def joined(parts: Sequence[Pieces], base_ns: int) -> Columns:
+def stacked(parts: Sequence[Pieces], base_ns: int) -> Columns:
     """Return the frames of a file, with absolute times; a time that no clock shows is null."""
     frames = {
-        name: _stacked([part[name] for part in parts if part.get(name)], schema) for name, schema in SCHEMAS.items()
+        name: _stack([part[name] for part in parts if part.get(name)], schema) for name, schema in SCHEMAS.items()
     }
     start, length = pl.col("ts_ns"), pl.col("dur_ns")
-    absolute = pl.when(start.abs() < clock.LATEST_NS).then(start + base_ns).alias("ts_ns")
+    shown = start.is_between(-clock.LATEST_NS, clock.LATEST_NS, closed="none")
+    shown &= (start + base_ns).is_between(-clock.LATEST_NS, clock.LATEST_NS, closed="none")
+    absolute = pl.when(shown).then(start + base_ns).alias("ts_ns")
     possible = pl.when(length < clock.LONGEST_NS).then(length).alias("dur_ns")
     for name in ("events", "frames"):
         frames[name] = frames[name].with_columns(absolute, possible)
@@ -244,7 +246,7 @@ def joined(parts: Sequence[Pieces], base_ns: int) -> Columns:
     return Columns(**frames)
 
 
-def _stacked(parts: Sequence[dict[str, pl.Series]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+def _stack(parts: Sequence[dict[str, pl.Series]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     if not parts:
         return pl.DataFrame(schema=schema)
     return pl.DataFrame({name: pl.concat([part[name] for part in parts]) for name in schema})

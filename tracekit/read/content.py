@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from tracekit.errors import InputError
-from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
+from tracekit.read.findings import CORRUPT, ENDS_EARLY, READ_SO_FAR, Finding
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -27,8 +27,8 @@ MAX_EXPANSION = 400
 _EXPANSION_MATTERS_FROM = 256 * 2**20
 
 
-def blocks(path: Path, findings: list[Finding]) -> Iterator[bytes]:
-    """Yield the decompressed text of a file in blocks of about BLOCK_BYTES.
+def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
+    """Yield the decompressed text of a file in blocks of about BLOCK_BYTES; only the last may be empty.
 
     Damage of the compression is added to `findings`; what came before it is yielded.
 
@@ -86,7 +86,7 @@ def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
             rest = list(_up_to_damage(file, produced))
             parts.extend(rest)
             place = produced + sum(map(len, rest))
-            findings.append(Finding(f"{CORRUPT}: gzip data ({error})", place, 1, "read up to there"))
+            findings.append(Finding(f"{CORRUPT}: gzip data ({error})", place, 1, READ_SO_FAR))
             break
         parts.append(part)
         produced += len(part)
@@ -100,7 +100,7 @@ def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
             member = isal_zlib.decompressobj(wbits=31)
         elif not given and not part:
             # Without input it still gives what it held back for want of room; only then the data ends.
-            findings.append(Finding(f"{ENDS_EARLY}: gzip data without its end", produced, 1, "read up to there"))
+            findings.append(Finding(f"{ENDS_EARLY}: gzip data without its end", produced, 1, READ_SO_FAR))
             break
         if sum(map(len, parts)) >= BLOCK_BYTES:
             yield b"".join(parts)
@@ -154,7 +154,7 @@ def _unzstd(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
         except zstandard.ZstdError as error:
             parts.append(_zstd_up_to_damage(file, frame_start, len(chunk)))
             place = produced + sum(map(len, parts))
-            findings.append(Finding(f"{CORRUPT}: zstd data ({error})", place, 1, "read up to there"))
+            findings.append(Finding(f"{CORRUPT}: zstd data ({error})", place, 1, READ_SO_FAR))
             break
         if frame.eof:
             file.seek(-len(frame.unused_data), os.SEEK_CUR)
@@ -165,7 +165,7 @@ def _unzstd(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
     else:
         if file.tell() != frame_start:
             place = produced + sum(map(len, parts))
-            findings.append(Finding(f"{ENDS_EARLY}: zstd data without its end", place, 1, "read up to there"))
+            findings.append(Finding(f"{ENDS_EARLY}: zstd data without its end", place, 1, READ_SO_FAR))
     yield b"".join(parts)
 
 

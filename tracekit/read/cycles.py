@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 from tracekit.errors import InputError, UsageError
@@ -114,10 +115,8 @@ def _holds_events(path: Path) -> bool:
 
 
 def _first_block(path: Path) -> bytes | None:
-    text = blocks(path, [])
     try:
-        return next(text, b"")
+        with closing(blocks(path, [])) as text:
+            return next(text, b"")
     except InputError:
         return None
-    finally:
-        del text  # ends the thread that reads ahead

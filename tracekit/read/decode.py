@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +14,7 @@ import polars as pl
 from tracekit.errors import InputError
 from tracekit.read import clock
 from tracekit.read.batches import Batch, batches
-from tracekit.read.columns import Columns, NarrowError, Pieces, joined, pieces
+from tracekit.read.columns import Columns, NarrowError, Pieces, pieces, stacked
 from tracekit.read.content import blocks, empty_sentence
 from tracekit.read.events import WIDEST, Event, Shape
 from tracekit.read.facts import Facts, facts_before, facts_in, facts_of
@@ -72,33 +70,20 @@ def decode(path: Path) -> Decoded:
     parts: list[Pieces] = []
     phases: set[str] = set()
     seen = 0
-    with _without_cycles():
-        for part in _parts(batches(blocks(path, findings)), path):
-            facts = part.facts.or_else(facts)
-            findings.extend(part.findings)
-            seen += part.num_events
-            parts.append(part.pieces)
-            phases |= part.phases
+    for part in _parts(batches(blocks(path, findings)), path):
+        facts = part.facts.or_else(facts)
+        findings.extend(part.findings)
+        seen += part.num_events
+        parts.append(part.pieces)
+        phases |= part.phases
     if "X" not in phases:
         raise _no_kineto(path, phases, seen, findings)
     base_ns = facts.base_ns or 0
     if abs(base_ns) >= clock.LATEST_NS:
         findings.append(Finding("baseTimeNanoseconds that no clock shows", None, 1, "times taken as they are"))
         base_ns = 0
-    columns = joined(parts, base_ns)
+    columns = stacked(parts, base_ns)
     return Decoded(columns, facts, merged([*findings, *_unusable_times(columns)]))
-
-
-@contextmanager
-def _without_cycles() -> Generator[None, None, None]:
-    """Keep Python from searching for reference cycles: decoded events form none, and there are millions of them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:

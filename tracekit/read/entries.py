@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ SUFFIX = ".zip"
 MAX_USER_BYTES = 4 * 2**30
 
 _ABOUT = "about.json"
+_PARTIAL = ".partial"
+_ABANDONED_NS = 24 * 3600 * 10**9
 _DAMAGE = (
     OSError, EOFError, ValueError, LookupError, RuntimeError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError,
     pl.exceptions.PolarsError, pl.exceptions.PanicException,
@@ -68,8 +71,6 @@ def _in_users_folder(folder: Path, name: str) -> Iterator[Path]:
 
 def about(place: Path) -> About | None:
     """Return what the entry at this place tells of itself; null for none that this code wrote."""
-    if not place.is_file():
-        return None
     with suppress(*_DAMAGE), zipfile.ZipFile(place) as entry:
         found = msgspec.json.decode(entry.read(_ABOUT), type=About)
         return found if found.version == code_version() else None
@@ -78,8 +79,6 @@ def about(place: Path) -> About | None:
 
 def load(place: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | None:
     """Return the frames of the entry at this place; null where it is not the entry of this key."""
-    if not place.is_file():
-        return None
     with suppress(*_DAMAGE), zipfile.ZipFile(place) as entry:
         found = msgspec.json.decode(entry.read(_ABOUT), type=About)
         if (found.version, found.key) == (code_version(), key):
@@ -103,7 +102,7 @@ def store(where: list[Path], key: str, frames: Mapping[str, pl.DataFrame], more:
     """Write the entry in the first place that takes it, under another name until it is whole."""
     told = msgspec.json.encode(About(code_version(), key, msgspec.Raw(msgspec.json.encode(more))))
     for place in where:
-        partial = place.with_name(f"{place.name}.{os.getpid()}.{id(frames)}.partial")
+        partial = place.with_name(f"{place.name}.{os.getpid()}.{id(frames)}{_PARTIAL}")
         try:
             _make_folder(place.parent)
             with zipfile.ZipFile(partial, "w") as entry:
@@ -111,16 +110,14 @@ def store(where: list[Path], key: str, frames: Mapping[str, pl.DataFrame], more:
                 for name, frame in frames.items():
                     if frame.is_empty():
                         continue
-                    parquet = io.BytesIO()
                     # Parquet's own encodings shrink it as much as matters; compression would double the reading.
-                    frame.write_parquet(parquet, compression="uncompressed", statistics=False)
-                    entry.writestr(f"{name}.parquet", parquet.getbuffer())
+                    with entry.open(f"{name}.parquet", "w", force_zip64=True) as parquet:
+                        frame.write_parquet(parquet, compression="uncompressed", statistics=False)
             partial.replace(place)
-        except OSError:
+        except (OSError, pl.exceptions.PolarsError):
             continue
         else:
-            if place is not where[0]:
-                _tidy(place)
+            _tidy(place, None if place is where[0] else MAX_USER_BYTES)
             return
         finally:
             with suppress(OSError):
@@ -137,12 +134,21 @@ def _make_folder(folder: Path) -> None:
     (folder / ".gitignore").write_text("# tracekit's cache: safe to delete\n*\n", encoding="utf-8")
 
 
-def _tidy(newest: Path) -> None:
-    """Remove the entries that were written longest ago while there are too many bytes of them."""
-    entries = [(stat.st_mtime_ns, stat.st_size, e) for e in newest.parent.glob(f"*{SUFFIX}") if (stat := e.stat())]
+def _tidy(newest: Path, most_bytes: int | None) -> None:
+    """Remove what killed processes left half written, and the oldest entries while there are too many bytes of them."""
+    entries: list[tuple[int, int, Path]] = []
+    for path in newest.parent.glob(f"*{SUFFIX}*"):
+        # Others tidy here too.
+        with suppress(OSError):
+            stat = path.stat()
+            age = time.time_ns() - stat.st_mtime_ns
+            if path.suffix == SUFFIX:
+                entries.append((stat.st_mtime_ns, stat.st_size, path))
+            elif path.suffix == _PARTIAL and age > _ABANDONED_NS:
+                path.unlink()
     size = sum(s for _, s, _ in entries)
     for _, bytes_, entry in sorted(entries):
-        if size <= MAX_USER_BYTES or entry == newest:
+        if most_bytes is None or size <= most_bytes or entry == newest:
             return
         with suppress(OSError):
             entry.unlink()

@@ -36,12 +36,11 @@ class Facts:
 def facts_of(document: Document[Any]) -> Facts:
     """Return the facts of a decoded document."""
     told = document.distributed or Distributed()
-    return Facts(
-        _base(document.base_ns),
-        _integer(told.rank),
-        _integer(told.world_size),
-        document.host_name if isinstance(document.host_name, str) else None,
-    )
+    return _facts(document.base_ns, told.rank, told.world_size, document.host_name)
+
+
+def _facts(base_ns: object, rank: object, size: object, host: object) -> Facts:
+    return Facts(_base(base_ns), _integer(rank), _integer(size), host if isinstance(host, str) else None)
 
 
 def facts_before(head: bytes) -> tuple[Facts, list[Finding]]:
@@ -80,29 +79,27 @@ def facts_in(text: bytes) -> Facts:
     """Return what facts can be found in damaged text, each on its own."""
     distributed = _value_after(text, b"distributedInfo")
     told = distributed if isinstance(distributed, dict) else {}
-    host = _value_after(text, b"host_name")
-    return Facts(
-        _base(_value_after(text, b"baseTimeNanoseconds")),
-        _integer(told.get("rank")),
-        _integer(told.get("world_size")),
-        host if isinstance(host, str) else None,
-    )
+    base_ns, host = (_value_after(text, key) for key in (b"baseTimeNanoseconds", b"host_name"))
+    return _facts(base_ns, told.get("rank"), told.get("world_size"), host)
 
 
 def _value_after(text: bytes, key: bytes) -> Any:
-    found = re.search(rb'"' + key + rb'"\s*:\s*', text)
-    if not found:
+    """Of several such keys the last counts, as everywhere."""
+    ends = [found.end() for found in re.finditer(rb'"' + key + rb'"\s*:\s*', text)]
+    if not ends:
         return None
+    value = text[ends[-1] : ends[-1] + 2**20].decode("utf-8", "replace")
     try:
-        return json.JSONDecoder(strict=False).raw_decode(
-            text[found.end() : found.end() + 2**20].decode("utf-8", "replace")
-        )[0]
+        return json.JSONDecoder(strict=False).raw_decode(value)[0]
     except (ValueError, RecursionError):
         return None
 
 
 def _base(value: object) -> int | None:
-    return None if value is None else _UNUSABLE_NS if (ns := _integer(value)) is None else ns
+    if value is None:
+        return None
+    ns = _integer(value)
+    return _UNUSABLE_NS if ns is None else ns
 
 
 def _integer(value: object) -> int | None:

@@ -195,11 +195,12 @@ def _recover(region: bytes, offset: int, *, at_end: bool) -> _Found:
         findings.append(Finding(INVALID_UTF8, bad.start(), count, "bytes replaced"))
     position = reached = 0
     patience = _PATIENCE * (len(text) + 1000)
-    stop = len(text)
+    stop = -1
     while (start := _START.search(text, position)) is not None:
         place = start.start()
-        boundary = _NEXT.search(text, place + 1)
-        stop = boundary.start() if boundary else len(text)
+        if place >= stop:
+            boundary = _NEXT.search(text, place + 1)
+            stop = boundary.start() if boundary else len(text)
         attempt = object_at(text, place, stop)
         patience -= attempt.cost
         got = event_of(attempt.value) if attempt.value is not None else None
@@ -211,7 +212,8 @@ def _recover(region: bytes, offset: int, *, at_end: bool) -> _Found:
             continue
         if attempt.value is None and _EVENT_START.match(text, place):
             lost.append(Finding(f"{CORRUPT}: event cannot be read", place, 1, "event dropped"))
-        # An object of another kind can be a whole trace around its events.
+        # An object of another kind can be a whole trace around its events. Looking into it takes as long as it is.
+        patience -= attempt.end - place
         inside = attempt.value is None or '"ph"' in text[place : attempt.end]
         position = place + 1 if inside else attempt.end
         position = max(position, stop) if patience < 0 and inside else position

@@ -83,7 +83,11 @@ class Traces:
 
     @cached_property
     def columns(self) -> Columns:
-        """The frames of all files read, keyed by rank, cycle and index."""
+        """The frames of all files read, keyed by rank, cycle and index.
+
+        Raises:
+            InputError: a file has changed since it was opened, and its frames are not kept.
+        """
         keyed = [
             Columns(*(_keyed(frame, rank, source.cycle) for frame in opened.columns))
             for (source, opened), rank in zip(self._read, self._ranks, strict=True)
@@ -92,7 +96,7 @@ class Traces:
 
     @property
     def key(self) -> str | None:
-        """A digest of all that was read, wherever it lies; null where a file is not kept in the cache."""
+        """A digest of all that was read, wherever it lies; null where the content of a file is not known."""
         if any(opened.digest is None for _, opened in self._read):
             return None
         files = [
@@ -129,20 +133,20 @@ def read_traces(
     refuse_duplicates([r.source for r in read], ranked)
     ranks = [r.rank for r in ranked]
     size = world_size(facts, manifest.world_size if manifest else None)
-    rows = [
+    of_files = [
         *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.opened.findings),
         *({"file": str(path), **asdict(finding)} for path, finding in left_out),
         *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
-        *(
-            _row(read[place].source, ranks[place], f) if place is not None else {"cycle": chosen, **asdict(f)}
-            for place, f in rank_findings(ranks, facts, size)
-        ),
+    ]
+    of_ranks = [
+        _row(read[place].source, ranks[place], f) if place is not None else {"cycle": chosen, **asdict(f)}
+        for place, f in rank_findings(ranks, facts, size)
     ]
     return Traces(
         read,
         ranks,
         files=_files(everything, read, ranked, manifest),
-        repairs=pl.DataFrame(rows, schema=REPAIRS_SCHEMA),
+        repairs=pl.DataFrame([*of_files, *of_ranks], schema=REPAIRS_SCHEMA),
         world_size=size,
         missing=missing_ranks(ranks, size),
     )
@@ -232,16 +236,7 @@ def _files(
     rows: list[tuple[object, ...]] = []
     for (source, opened), (rank, rank_from) in zip(read, ranked, strict=True):
         host = opened.facts.host or hosts.get(rank)
-        rows.append(
-            (
-                str(source.path),
-                rank,
-                rank_from,
-                source.cycle,
-                host,
-                opened.num_events,
-            )
-        )
+        rows.append((str(source.path), rank, rank_from, source.cycle, host, opened.num_events))
     chosen = read[0].source.cycle
     rows.extend((str(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in everything if s.cycle != chosen)
     return pl.DataFrame(rows, schema=FILES_SCHEMA, orient="row").sort("cycle", "rank", "file")
