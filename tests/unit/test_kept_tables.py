@@ -164,3 +164,11 @@ def test_processes_may_read_the_files(folder: Path) -> None:
         made = [all_tables(folder, executor=pool, cache=cache) for cache in (False, True, True)]
     assert_same(made[0], made[1])
     assert_same(made[1], made[2])
+
+
+def test_a_short_rank_does_not_keep_the_others_from_being_kept(folder: Path, made: list[str]) -> None:
+    write(folder / "rank1.json.gz", [step(3, 1000, 5000), span("op", 1010, 1)], rank=1, world_size=2)
+    first = all_tables(folder)
+    made.clear()
+    assert_same(all_tables(folder), first)
+    assert made == []

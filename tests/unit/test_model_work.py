@@ -229,3 +229,10 @@ def test_a_flow_links_a_row_whose_launch_has_no_event(tmp_path: Path, category: 
     events = [step(5, 1000, 100), step(6, 1100, 900), flow("s", 9, 1050, cat=category), *row]
     run = tracekit.open(write(tmp_path / "r.json", events))
     assert run.work.select("step", "linked_by", "launched_ns").rows() == [(5, "flow", 1_050_000)]
+
+
+def test_correlation_zero_is_nobodys_launch(tmp_path: Path) -> None:
+    gemm = kernel("gemm", 1050, 10, stream=7, correlation=0, launch=-1)
+    flow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 0, "pid": 1, "tid": 100, "ts": 1010}
+    run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *gemm, flow]))
+    assert run.work.select("launched_ns", "linked_by").rows() == [(None, "time")]

@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 
 import tracekit
 from tracekit import cli
+from tracekit.errors import InputError
 from tracekit.read import cache, entries
 from tracekit.read.cache import MIN_EVENTS, Opened, read_file
 from tracekit.read.decode import Decoded, decode
@@ -253,3 +254,38 @@ def test_the_commands_take_cycle_and_no_cache(tmp_path: Path, capsys: pytest.Cap
     assert [f.parent.name for f in tmp_path.rglob(FOLDER)] == ["iteration_20"]
     assert cli.run(["show", "steps", str(tmp_path), "--cycle", "5"]) == 2
     assert "cycle 5 is not in this run, which has the cycles 10, 20" in capsys.readouterr().err
+
+
+def test_entries_that_may_not_be_read_are_none(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_file(trace)
+
+    def refused(*_args: object, **_kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(zipfile, "ZipFile", refused)
+    assert_same(read_file(trace), decode(trace))
+
+
+def test_a_trace_that_is_gone_is_refused_although_it_is_kept(trace: Path) -> None:
+    read_file(trace)
+    trace.unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        read_file(trace)
+
+
+def test_what_a_killed_process_left_half_written_is_tidied_up(trace: Path) -> None:
+    read_file(trace)
+    old, new = (entry_of(trace).with_name(f"rank3.json.gz.zip.{pid}.7.partial") for pid in (1, 2))
+    for partial in (old, new):
+        partial.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    entry_of(trace).unlink()
+    read_file(trace)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_an_entry_that_others_remove_meanwhile_does_no_harm(trace: Path) -> None:
+    (trace.parent / FOLDER).mkdir()
+    (trace.parent / FOLDER / "gone.zip").symlink_to("nowhere")
+    assert_same(read_file(trace), decode(trace))
+    assert entry_of(trace).exists()

@@ -47,3 +47,17 @@ def test_what_is_no_number_where_a_time_belongs_costs_its_event_alone(
     one = decode(write(tmp_path / "a.json", [span("good", 10, 1), span("op", 20, 1) | {key: odd}, span("last", 30, 1)]))
     assert one.columns.events.drop_nulls(["ts_ns", "dur_ns"])["name"].to_list() == ["good", "last"]
     assert [(f.what, f.count) for f in one.findings] == [(f"{what}, or an impossible one", 1)]
+
+
+@pytest.mark.parametrize("written", ["9223372036854775.808", "4611686018427387.904", "9999999999999999"])
+def test_times_at_the_edge_of_64_bits_do_not_wrap(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f'[{{"ph":"X","name":"good","ts":1.5,"dur":1}},{{"ph":"X","name":"op","ts":{written},"dur":1}}]')
+    one = decode(path)
+    assert one.columns.events["ts_ns"].to_list() == [1500, None]
+    assert [(f.what, f.count) for f in one.findings] == [("no start time, or an impossible one", 1)]
+
+
+def test_a_start_that_only_the_base_takes_beyond_all_clocks_is_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", [span("good", 1, 1), span("op", 4e15, 1)], baseTimeNanoseconds=2**62 - 10**9)
+    assert decode(path).columns.events["ts_ns"].to_list() == [2**62 - 10**9 + 1000, None]
