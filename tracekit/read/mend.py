@@ -36,6 +36,9 @@ _QUOTED_VALUE = re.compile(
 # Mending looks at so much text: no event is longer, and a lost quote must not make every attempt a search of the rest.
 _MAX_MENDED_CHARS = 2**16
 _FEW_DIGITS = 18
+_SHOWN_CHARS = 2**12
+# Of what a cut can make of a token: true, null, an escape.
+_LONGEST_TOKEN = 16
 _TIMES = ("ts", "dur")
 
 
@@ -68,6 +71,7 @@ def object_at(text: str, start: int, limit: int) -> Attempt:
         return Attempt(value, end, [], 0)
     cost = 2 * (end - start) + 100
     value, end = _parse(_LENIENT, text, start)
+    cost += end - start
     if value is not None:
         return Attempt(value, end, [] if _has_odd_number(value) else ["raw control characters in text"], cost)
     candidate = text[start : min(limit, start + _MAX_MENDED_CHARS)]
@@ -95,14 +99,24 @@ def whole_object(text: bytes) -> tuple[dict[str, Any], list[str]] | None:
 
 
 def _parse(decoder: json.JSONDecoder, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the object and its end, or null and how far it was read."""
-    try:
-        value, end = decoder.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        return None, max(start, error.pos)
-    except (ValueError, ArithmeticError, RecursionError):
-        return None, start + 5000
-    return (value, end) if isinstance(value, dict) else (None, end)
+    """Return the object and its end, or null and how far was looked.
+
+    Python's json counts the lines before a fault, so it is only shown as much text as the object turns out to need.
+    """
+    size = _SHOWN_CHARS
+    while True:
+        part = text[start : start + size]
+        try:
+            value, end = decoder.raw_decode(part)
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated") or error.pos > len(part) - _LONGEST_TOKEN
+            if is_cut and start + size < len(text):
+                size *= 8
+                continue
+            return None, start + (len(part) if is_cut else error.pos)
+        except (ValueError, ArithmeticError, RecursionError):
+            return None, start + min(5000, len(part))
+        return (value, start + end) if isinstance(value, dict) else (None, start + end)
 
 
 # Ends of replacements in the new text, each with how much longer the text has become by then.
