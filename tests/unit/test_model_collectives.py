@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from kineto import GLOO, kernel, mark, span, step, write
+from kineto import GLOO, document, kernel, mark, span, step, write
 
 import tracekit
 from analysis.breakdown import breakdown
@@ -288,3 +289,20 @@ def test_an_external_id_of_0_links_nothing(tmp_path: Path) -> None:
     ]
     run = tracekit.open(write(tmp_path / "r.json", [step(1, 0, 1000), *events]))
     assert run.work["class"].to_list() == ["compute"]
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4])
+def test_layout_of_the_json_costs_no_dtype(tmp_path: Path, indent: int | None) -> None:
+    args = {"Input Dims": [[1000]], "Input type": ["float"]}
+    events = [step(1, 0, 1000), mark("gloo:all_reduce", 15, 100, tid=GLOO) | {"args": args}]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(document(events), indent=indent))
+    found = tracekit.open(path).collectives
+    assert found.select("dtype", "payload_numel", "payload_bytes").rows() == [("float32", 1000, 4000)]
+
+
+@pytest.mark.parametrize("category", ["user_annotation", "cpu_op", "Operator"])
+def test_a_backends_span_is_communication_in_any_category(tmp_path: Path, category: str) -> None:
+    spans = [mark("gloo:all_reduce", 15, 100, tid=GLOO) | {"cat": category}, span("aten::mm", 20, 40)]
+    run = tracekit.open(write(tmp_path / "r.json", [step(1, 0, 1000), *spans]))
+    assert sorted(run.work.select("class", "name").rows()) == [("comm", "gloo:all_reduce"), ("compute", "aten::mm")]

@@ -14,7 +14,7 @@ from kineto import COMMON, document, kernel, memory, span, step
 
 import tracekit
 from tracekit.model.run import Run
-from tracekit.read import batches, content
+from tracekit.read import batches, content, decode
 
 PLAIN = json.dumps(document(COMMON), indent=2).encode()
 COPY = kernel(
@@ -178,3 +178,54 @@ def test_a_trace_without_a_single_time_has_tables(tmp_path: Path) -> None:
     run = opened(tmp_path, json.dumps(document([{"ph": "X", "cat": "cpu_op", "name": "aten::mm"}])).encode())
     assert run.steps.select("step", "start_ns", "end_ns").rows() == [(None, None, None)]
     assert (run.work.height, run.collectives.height, run.memory.height) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("inner", ["id", "name", "ph"])
+@pytest.mark.parametrize("first", ["ph", "name", "cat"])
+def test_objects_in_arguments_may_look_like_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, inner: str
+) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", 3000)
+    listed = [{inner: f"part {n}", "tid": n} for n in range(12)]
+    plain = [span(f"op {n}", n, 1) | {"args": {"parts": listed, "External id": n}} for n in range(200)]
+    events = [{first: event[first], **event} for event in plain]
+    run = opened(tmp_path, json.dumps(document(events)).encode())
+    assert repairs(run) == []
+    assert run.events["external_id"].to_list() == [*range(200)]
+
+
+def test_events_that_begin_with_another_key_later_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", 3000)
+    sizes: list[int] = []
+    decode_batch = decode._whole
+
+    def measured(batch: batches.Batch, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(len(batch.text))
+        return decode_batch(batch, *args, **kwargs)
+
+    monkeypatch.setattr(decode, "_whole", measured)
+    others = [{"name": f"op {n}", **span(f"op {n}", n, 1)} for n in range(2000)]
+    run = opened(tmp_path, json.dumps(document([*COMMON, *others])).encode())
+    assert run.events.height == len(COMMON) + 2000
+    assert max(sizes) < 40_000
+
+
+def test_an_address_of_64_bits_is_the_same_where_its_event_is_mended(tmp_path: Path) -> None:
+    instant = memory(1100, 64, 2**64 - 8, 64)
+    text = json.dumps(document([*COMMON, instant])).encode()
+    damaged = text.replace(b'"Device Id": -1', b'"Device Id": -1, "raw": "\x01"')
+    assert [opened(tmp_path, t).memory["address"].to_list() for t in (text, damaged)] == [[-8], [-8]]
+
+
+def test_zeros_between_gzip_members_are_no_damage_of_a_later_one(tmp_path: Path) -> None:
+    events = [span(f"op {n}", n, 1) for n in range(300)]
+    text = json.dumps(document([*COMMON, *events])).encode()
+    first, second = gzip.compress(text[:9000], mtime=0), gzip.compress(text[9000:], mtime=0)
+    broken = bytearray(second)
+    broken[-20] ^= 0x55
+    run = opened(tmp_path, first + b"\0\0\0" + bytes(broken))
+    bare = opened(tmp_path, first + bytes(broken), "rank1.json")
+    assert run.events["name"].to_list() == bare.events["name"].to_list()
+    assert run.events.height > 200

@@ -128,3 +128,11 @@ def test_what_is_no_file_is_called_by_its_kind(tmp_path: Path) -> None:
 def test_an_empty_path_is_not_this_folder(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*command, ""]) == 2
     assert capsys.readouterr().err.startswith("tracekit: the path of the run is empty: give a run's folder")
+
+
+def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", COMMON, rank=0, world_size=2)
+    write(tmp_path / os.fsdecode(b"rank1\xff.json"), COMMON, rank=1, world_size=2)
+    run = tracekit.open(tmp_path)
+    assert [Path(file).name for file in run.ranks["file"]] == ["rank0.json", "rank1\ufffd.json"]
+    assert run.events.height == 2 * len(COMMON)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from tracekit.errors import UsageError
 from tracekit.model.patterns import patterns
 from tracekit.read import entries
 from tracekit.read.cache import MIN_EVENTS
@@ -28,24 +29,31 @@ class KeptTables:
 
     def table(self, name: str, schema: Mapping[str, pl.DataType], make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         """Return the table, made only where it was not kept."""
-        if self._key is None:
+        key = self._key()
+        if key is None:
             return make()
         places = entries.places(self._folder, f"{self._name}.{name}")
         for place in places:
-            if (found := entries.load(place, self._key, {name: schema})) is not None:
+            if (found := entries.load(place, key, {name: schema})) is not None:
                 return found[name]
         table = make()
-        entries.store(places, self._key, {name: table})
+        # The working folder, and with it the user's patterns, may have changed meanwhile.
+        if self._key() == key:
+            entries.store(places, key, {name: table})
         return table
 
-    @cached_property
     def _key(self) -> str | None:
-        key = self._traces.key
-        # Tables of small traces are made in the time that reading an entry takes.
-        if key is None or self._traces.files["num_events"].sum() < MIN_EVENTS:
+        try:
+            decides = (self._of_traces, self._manifest, patterns())
+        except UsageError:
+            # Whoever needs the patterns says what is wrong with them.
             return None
-        decides = (key, self._manifest, patterns())
-        return hashlib.sha256(msgspec.json.encode(decides)).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(decides)).hexdigest() if self._of_traces else None
+
+    @cached_property
+    def _of_traces(self) -> str | None:
+        # Tables of small traces are made in the time that reading an entry takes.
+        return self._traces.key if self._traces.files["num_events"].sum() >= MIN_EVENTS else None
 
     @cached_property
     def _folder(self) -> Path:

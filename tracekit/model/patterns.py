@@ -42,7 +42,10 @@ def patterns() -> tuple[Pattern, ...]:
     path = Path(told or FILE_NAME).absolute()
     if not told and not path.is_file():
         return ()
-    return _read(path)
+    try:
+        return _read(path, path.read_bytes())
+    except OSError as error:
+        raise _no_patterns(path, error) from None
 
 
 def kind_by_name(name: str) -> str | None:
@@ -52,14 +55,16 @@ def kind_by_name(name: str) -> str | None:
 
 
 @cache
-def _read(path: Path) -> tuple[Pattern, ...]:
+def _read(path: Path, content: bytes) -> tuple[Pattern, ...]:
     try:
-        entries = tomllib.loads(path.read_text("utf-8")).get("communication", [])
+        entries = tomllib.loads(content.decode()).get("communication", [])
         return tuple(_checked(path, entry) for entry in entries)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{path}: not a file of patterns ({error}); see tracekit/model/patterns.py for its form"
-        ) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
+        raise _no_patterns(path, error) from None
+
+
+def _no_patterns(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"{path}: not a file of patterns ({error}); see tracekit/model/patterns.py for its form")
 
 
 def _checked(path: Path, entry: dict[str, str]) -> Pattern:

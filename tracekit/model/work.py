@@ -55,7 +55,7 @@ def work(
     """
     # A trace without device rows is a CPU run, and its operators are the work; unless it calls NCCL: then its device
     # was not recorded, and what the CPU did there is no measure of anything.
-    spans = _backend_spans(kinds.annotations, arguments, calls)
+    spans = _backend_spans(kinds, arguments, calls)
     operators = _cpu_operators(without(kinds.operators, device, nccl_calls(kinds)), spans)
     rows = pl.concat([_device_work(device, calls), spans, operators], how="diagonal_relaxed")
     rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
@@ -120,9 +120,10 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _backend_spans(annotations: pl.DataFrame, arguments: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Collectives that ran on the CPU: the backend's own spans (``gloo:all_reduce``)."""
-    rows = timed(annotations).filter(pl.col("name").str.contains(names.BACKEND_SPAN))
+def _backend_spans(kinds: Kinds, arguments: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Collectives that ran on the CPU: the backend's own spans (``gloo:all_reduce``), operators to early torch."""
+    named = pl.col("name").str.contains(names.BACKEND_SPAN)
+    rows = timed(pl.concat([part.filter(named) for part in (kinds.annotations, kinds.operators)]))
     if rows.is_empty():
         return rows
     rows = joined(rows, arguments.select(*RUN, "index", "input_dims"), "index")

@@ -35,7 +35,7 @@ def _column(found: Sequence[Args], name: str, dtype: pl.DataType) -> pl.Series:
     if dtype == pl.Int64():
         return integers(values)
     if isinstance(values[0], msgspec.Raw):
-        return pl.Series([bytes(v).decode("utf-8", "replace") or None for v in values], dtype=pl.String)
+        return pl.Series([_compact(v) for v in values], dtype=pl.String)
     return texts(values)
 
 
@@ -47,6 +47,11 @@ def _values(found: Sequence[Args], name: str) -> list[Any]:
         if None in values:
             values = [o if v is None else v for v, o in zip(values, map(attrgetter(other), found), strict=True)]
     return values
+
+
+def _compact(value: msgspec.Raw) -> str | None:
+    """JSON text without what its writer put between the values; null where there is none."""
+    return msgspec.json.format(bytes(value), indent=-1).decode("utf-8", "replace") if bytes(value) else None
 
 
 def texts(values: Sequence[Any]) -> pl.Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Literal, NamedTuple
 
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -22,6 +22,9 @@ BATCH_BYTES = 2 * 2**20
 _MAX_HEAD_BYTES = 64 * 2**20
 _SEARCH_BYTES = 2**12
 _MAX_EVENT_BYTES = 64 * 2**20
+_FEW_BATCHES = 4
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 
 
 class Batch(NamedTuple):
@@ -30,16 +33,26 @@ class Batch(NamedTuple):
     "head": all before the events, up to the bracket. "headless": the text up to the first event, where that is not the
     beginning of a trace. "events": whole events in brackets, at least by the look of it, with the place of the first;
     this text, and what is decoded from it as msgspec.Raw, is a view of memory that the next batch overwrites. "rest":
-    the last events, the end of their list and all after it. "alien": a file without events.
+    the last events, the end of their list and all after it. "alien": a file without events. `is_exact`: cut by counting
+    brackets.
     """
 
     part: Literal["head", "headless", "events", "rest", "alien"]
     text: bytes | memoryview
     offset: int
+    is_exact: bool = False
 
 
-def batches(blocks: Iterator[bytes]) -> Iterator[Batch]:
-    """Yield a head or headless, any number of events, and a rest; or one alien."""
+# What is sent back: whether the last batch ends inside an event.
+Batches = Generator[Batch, bool | None, None]
+
+
+def batches(blocks: Iterator[bytes]) -> Batches:
+    """Yield a head or headless, any number of events, and a rest; or one alien.
+
+    Objects in the arguments of events can look like events. Where the reader of a batch finds that it ends inside one,
+    and sends true, the same text comes again, cut exactly.
+    """
     text, start = _beginning(blocks)
     span = _EVENT.search(text, 0, start if start >= 0 else len(text))
     if span:
@@ -68,7 +81,7 @@ def _beginning(blocks: Iterator[bytes]) -> tuple[bytes, int]:
     return bytes(text), _events_start(text)
 
 
-def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Iterator[Batch]:
+def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Batches:
     """Cut the text from `offset` on at the last boundary of each batch.
 
     All batches are put together in one piece of memory: for large files, fresh memory would cost more than decoding.
@@ -78,13 +91,26 @@ def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Iterator[Batch]:
     wanted = BATCH_BYTES
     while window.fill(wanted):
         cut = window.last(boundary)
+        if cut is None and wanted > _FEW_BATCHES * BATCH_BYTES:
+            # Later events may begin with another key than the first ones did.
+            boundary = BOUNDARY
+            cut = window.last(boundary)
         if cut is None and wanted > _MAX_EVENT_BYTES:
             # No event is this long: whatever it is, it must not grow without bound.
-            cut = window.last(BOUNDARY) or (window.end, window.end)
+            cut = window.end, window.end
         if cut is None:
             wanted *= 2
             continue
-        yield Batch("events", window.events(cut[0]), offset)
+        is_inside = yield Batch("events", window.events(cut[0]), offset)
+        if is_inside:
+            window.mend()
+            whole = window.last_whole()
+            if whole is None and wanted <= _FEW_BATCHES * BATCH_BYTES:
+                wanted *= 2
+                continue
+            # No such place in all this text: a bracket is lost, and the events must be searched for.
+            cut = whole or cut
+            yield Batch("events", window.events(cut[0]), offset, is_exact=True)
         offset += window.drop(cut[1])
         wanted = BATCH_BYTES
     yield Batch("rest", window.rest(), offset)
@@ -97,6 +123,7 @@ class _Window:
         self._blocks = blocks
         self._waiting = memoryview(text)
         self._memory = bytearray(BATCH_BYTES + 2)
+        self._covered = 0, 0
         self.end = 1
 
     def fill(self, size: int) -> bool:
@@ -129,11 +156,28 @@ class _Window:
                 return None
             reach *= 8
 
+    def last_whole(self) -> tuple[int, int] | None:
+        """The same by counting the brackets outside of text, which is slow and takes sound text for granted."""
+        found = None
+        depth = 0
+        for token in _BRACKETS.finditer(self._memory, 1, self.end):
+            mark = token[0]
+            depth += (mark in b"[{") - (mark in b"]}") if len(mark) == 1 else 0
+            if depth == 0 and mark == b"}" and (comma := _COMMA.match(self._memory, token.end(), self.end)):
+                found = comma.span()
+        return found
+
     def events(self, end: int) -> memoryview:
         """The events before `end`, in brackets."""
+        self._covered = end, self._memory[end]
         self._memory[0] = ord("[")
         self._memory[end] = ord("]")
         return memoryview(self._memory)[: end + 1]
+
+    def mend(self) -> None:
+        """Put back what the bracket at the end of the events has covered."""
+        place, covered = self._covered
+        self._memory[place] = covered
 
     def drop(self, start: int) -> int:
         """Forget what lies before `start`, and tell how much that was."""

@@ -87,8 +87,16 @@ def _from_texts(texts: Sequence[str]) -> pl.Series:
     rare = frame["ns"].is_null().arg_true()
     if rare.is_empty():
         return frame["ns"]
-    others = [_from_decimal(text.strip('"')) for text in frame["text"].gather(rare)]
+    others = [_from_json(text) for text in frame["text"].gather(rare)]
     return frame["ns"].scatter(rare, pl.Series(others, dtype=pl.Int64))
+
+
+def _from_json(text: str) -> int | None:
+    """Nanoseconds of a number in quotes, or of one that is not plain."""
+    try:
+        return _from_decimal(msgspec.json.decode(text) if text.startswith('"') else text)
+    except msgspec.DecodeError:
+        return None
 
 
 def _one_by_one(values: Sequence[object]) -> pl.Series:

@@ -136,7 +136,8 @@ def _up_to_damage(file: BinaryIO, known: int) -> Iterator[bytes]:
         if seen > known:
             yield part[max(0, len(part) - (seen - known)) :]
         if member.eof:
-            file.seek(file.tell() - len(member.unused_data))
+            following = _after_member(member.unused_data, file)
+            file.seek(file.tell() - len(following))
             member = zlib.decompressobj(wbits=31)
         if not chunk:
             return

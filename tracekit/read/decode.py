@@ -13,7 +13,7 @@ import polars as pl
 
 from tracekit.errors import InputError
 from tracekit.read import clock
-from tracekit.read.batches import Batch, batches
+from tracekit.read.batches import Batch, Batches, batches
 from tracekit.read.columns import Columns, NarrowError, Pieces, pieces, stacked
 from tracekit.read.content import blocks, empty_sentence
 from tracekit.read.events import WIDEST, Event, Shape
@@ -86,9 +86,11 @@ def decode(path: Path) -> Decoded:
     return Decoded(columns, facts, merged([*findings, *_unusable_times(columns)]))
 
 
-def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:
+def _parts(found: Batches, path: Path) -> Iterator[_Part]:
     seen, in_object, shape = 0, True, Shape()
-    for batch in found:
+    batch = next(found, None)
+    while batch is not None:
+        is_inside = False
         if batch.part == "alien":
             raise _refusal(bytes(batch.text), path)
         if batch.part == "head":
@@ -99,9 +101,25 @@ def _parts(found: Iterator[Batch], path: Path) -> Iterator[_Part]:
             lost = Finding(f"{CORRUPT}: the start of the file is missing or damaged", 0, 1, "events kept")
             yield _Part(0, set(), {}, facts_in(bytes(batch.text)), [lost])
         else:
-            part, shape = _events(batch, seen, shape, in_object=in_object)
-            seen += part.num_events
-            yield part
+            try:
+                part, shape = _events(batch, seen, shape, in_object=in_object)
+            except _InsideError:
+                is_inside = True
+            else:
+                seen += part.num_events
+                yield part
+        batch = _following(found, is_inside=is_inside)
+
+
+def _following(found: Batches, *, is_inside: bool) -> Batch | None:
+    try:
+        return found.send(is_inside)
+    except StopIteration:
+        return None
+
+
+class _InsideError(ValueError):
+    """A batch that ends inside an event."""
 
 
 def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) -> tuple[_Part, Shape]:
@@ -113,8 +131,10 @@ def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) ->
         return _events(batch, first_index, shape._replace(exact=True), in_object=in_object)
     except NarrowError:
         return _events(batch, first_index, shape._replace(comm=True), in_object=in_object)
-    except _NOT_DECODABLE:
+    except _NOT_DECODABLE as error:
         at_end = batch.part == "rest"
+        if not at_end and not batch.is_exact and "truncated" in str(error):
+            raise _InsideError from None
         text = bytes(batch.text) if at_end else bytes(batch.text[1:-1])
         saved = salvage(text, batch.offset, at_end=at_end, in_object=in_object)
         kept = pieces(saved.events, first_index, WIDEST)

@@ -39,10 +39,11 @@ Schemas = Mapping[str, Mapping[str, pl.DataType]]
 
 
 class About(msgspec.Struct, frozen=True):
-    """What an entry holds beside its frames; `more` is its owner's, as JSON."""
+    """What an entry holds beside its frames; `heights`: of all frames, `more`: its owner's, as JSON."""
 
     version: str
     key: str
+    heights: dict[str, int]
     more: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -82,7 +83,9 @@ def load(place: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | N
     with suppress(*_DAMAGE), zipfile.ZipFile(place) as entry:
         found = msgspec.json.decode(entry.read(_ABOUT), type=About)
         if (found.version, found.key) == (code_version(), key):
-            return _frames(entry, schemas)
+            frames = _frames(entry, schemas)
+            # A frame whose name in the archive is damaged looks as if it had no rows.
+            return frames if {name: frame.height for name, frame in frames.items()} == found.heights else None
     return None
 
 
@@ -100,7 +103,8 @@ def _frames(entry: zipfile.ZipFile, schemas: Schemas) -> dict[str, pl.DataFrame]
 
 def store(where: list[Path], key: str, frames: Mapping[str, pl.DataFrame], more: Any = None) -> None:
     """Write the entry in the first place that takes it, under another name until it is whole."""
-    told = msgspec.json.encode(About(code_version(), key, msgspec.Raw(msgspec.json.encode(more))))
+    heights = {name: frame.height for name, frame in frames.items()}
+    told = msgspec.json.encode(About(code_version(), key, heights, msgspec.Raw(msgspec.json.encode(more))))
     for place in where:
         partial = place.with_name(f"{place.name}.{os.getpid()}.{id(frames)}{_PARTIAL}")
         try:

@@ -36,6 +36,7 @@ _QUOTED_VALUE = re.compile(
 # Mending looks at so much text: no event is longer, and a lost quote must not make every attempt a search of the rest.
 _MAX_MENDED_CHARS = 2**16
 _FEW_DIGITS = 18
+_MOST_DIGITS = 20
 _SHOWN_CHARS = 2**12
 # Of what a cut can make of a token: true, null, an escape.
 _LONGEST_TOKEN = 16
@@ -213,11 +214,12 @@ def _clean(value: Any, what: set[str], key: str = "") -> Any:
 
 def _number(value: Decimal, what: set[str], key: str) -> Any:
     _, digits, exponent = value.as_tuple()
+    # Addresses use all 64 bits, without a sign.
+    if exponent == 0 and len(digits) <= _MOST_DIGITS and abs(value) < 2**64:
+        return int(value)
     if len(digits) > 64 or value.adjusted() > 18:
         what.add(_LARGE_NUMBER)
         return None
-    if exponent == 0:
-        return int(value)
     return value if key in _TIMES else float(value)
 
 

@@ -135,7 +135,7 @@ def read_traces(
     size = world_size(facts, manifest.world_size if manifest else None)
     of_files = [
         *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.opened.findings),
-        *({"file": str(path), **asdict(finding)} for path, finding in left_out),
+        *({"file": _shown(path), **asdict(finding)} for path, finding in left_out),
         *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
     ]
     of_ranks = [
@@ -225,8 +225,13 @@ def _usable(
     return read, unusable
 
 
+def _shown(path: Path) -> str:
+    """The path as text; names of files are bytes, which need not be any."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
 def _row(source: Source, rank: int | None, finding: Finding) -> dict[str, object]:
-    return {"file": str(source.path), "rank": rank, "cycle": source.cycle, **asdict(finding)}
+    return {"file": _shown(source.path), "rank": rank, "cycle": source.cycle, **asdict(finding)}
 
 
 def _files(
@@ -236,9 +241,10 @@ def _files(
     rows: list[tuple[object, ...]] = []
     for (source, opened), (rank, rank_from) in zip(read, ranked, strict=True):
         host = opened.facts.host or hosts.get(rank)
-        rows.append((str(source.path), rank, rank_from, source.cycle, host, opened.num_events))
+        rows.append((_shown(source.path), rank, rank_from, source.cycle, host, opened.num_events))
     chosen = read[0].source.cycle
-    rows.extend((str(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in everything if s.cycle != chosen)
+    others = (s for s in everything if s.cycle != chosen)
+    rows.extend((_shown(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in others)
     return pl.DataFrame(rows, schema=FILES_SCHEMA, orient="row").sort("cycle", "rank", "file")
 
 
