@@ -147,14 +147,16 @@ def large() -> list[bool]:
     counts = {"half": EVENTS // 2, "whole": EVENTS}
     paths = {name: FOLDER / f"{name}.json.gz" for name in counts}
     sizes = {name: generate.write(path, counts[name]) for name, path in paths.items()}
-    got = medians({f"{name} {work}": (paths[name], work) for work in ("frames", "tables", "kept") for name in paths})
+    jobs = ["half frames", "whole frames", "half tables", "whole tables", "whole kept"]
+    got = medians({job: (paths[job.split()[0]], job.split()[1]) for job in jobs})
     for job, one in got.items():
         name, work = job.split()
         speed = f"{_speed(one)}, {counts[name] / one['seconds']:,.0f} events a second"
         size = f"{counts[name]} events, {sizes[name] / 1e9:.2f} GB"
         print(f"  {size}: {work:<7} {speed}, peak {one['peak'] / 2**30:.2f} GiB", flush=True)
-    held: list[bool] = []
-    for work, until in (("frames", "file to frames"), ("tables", "file to all tables"), ("kept", "and all kept")):
+    kept = got["whole kept"]["peak"] / 2**30
+    held = [say("peak GiB, file to all tables, all of it kept", f"{kept:.2f}", "at most 3", holds=kept <= 3)]
+    for work, until in (("frames", "file to frames"), ("tables", "file to all tables")):
         whole, half = got[f"whole {work}"], got[f"half {work}"]
         rate, peak = EVENTS / whole["seconds"], whole["peak"] / 2**30
         growth = whole["seconds"] / half["seconds"]
