@@ -45,13 +45,14 @@ clean: ## remove .venv, caches and outputs
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # DeepSpeed is published as source only, and its build asks for the torch of the environment that it will run in: so torch
-# comes first, and DeepSpeed is built without an environment of its own.
+# comes first, and DeepSpeed is built without an environment of its own. The project itself is found by its path, since
+# beside a checkout called tracekit any other way of an editable install finds the checkout and not the package in it.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer; run make PYTHON=... with one") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt setuptools wheel torch
 	$(PIP) install -q -c constraints.txt --no-build-isolation deepspeed
-	$(PIP) install -q -c constraints.txt -e ".[record,deepspeed,viewer,dev]"
+	$(PIP) install -q -c constraints.txt --config-settings editable_mode=compat -e ".[record,deepspeed,viewer,dev]"
 	@touch $@
 
 # The browser tests use Debian's Chromium. Only root can install it; elsewhere those tests skip and say so.

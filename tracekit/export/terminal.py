@@ -81,7 +81,7 @@ def draw(
     if title:
         console.print(Text(title, style="bold"), soft_wrap=not console.is_terminal)
     if frame.is_empty():
-        console.print(Text("no rows: there is nothing of this in the run", style="dim"), soft_wrap=True)
+        console.print(Text("no rows", style="dim"), soft_wrap=True)
         return
     table = Table()
     for column in fitting:
