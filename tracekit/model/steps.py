@@ -80,7 +80,7 @@ def _mark_cut(table: pl.DataFrame, cuts: pl.DataFrame) -> pl.DataFrame:
     is_cut = last & pl.col("cut").is_not_null()
     why = pl.concat_str("reason", "cut", separator="; ", ignore_nulls=True)
     return (
-        table.join(cuts, on=["rank", "cycle"], how="left", maintain_order="left")
+        table.join(cuts, on=RUN, how="left", maintain_order="left")
         .with_columns(
             (pl.col("complete") & ~is_cut).alias("complete"),
             pl.when(is_cut).then(why).otherwise("reason").alias("reason"),
@@ -91,16 +91,15 @@ def _mark_cut(table: pl.DataFrame, cuts: pl.DataFrame) -> pl.DataFrame:
 
 def unused_marks(kinds: Kinds, steps_table: pl.DataFrame) -> pl.DataFrame:
     """Return rank, cycle, count: of each rank, the marks that are no steps; none where all are."""
-    run = ["rank", "cycle"]
-    used = steps_table.drop_nulls("step").group_by(run).agg(pl.len().cast(pl.Int64).alias("used"))
+    used = steps_table.drop_nulls("step").group_by(RUN).agg(pl.len().cast(pl.Int64).alias("used"))
     return (
         marks.marks(kinds)
-        .group_by(run)
+        .group_by(RUN)
         .agg(pl.len().cast(pl.Int64).alias("count"))
-        .join(used, on=run, how="left")
-        .select(*run, pl.col("count") - pl.col("used").fill_null(0))
+        .join(used, on=RUN, how="left")
+        .select(*RUN, pl.col("count") - pl.col("used").fill_null(0))
         .filter(pl.col("count") > 0)
-        .sort(run)
+        .sort(RUN)
     )
 
 
