@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CHECKED := tracekit runners analysis tests
+CHECKED := tracekit runners tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types pytest fuzz bench-read bench-analyse browser claims clean
@@ -38,7 +38,7 @@ bench-analyse: $(STAMP) ## time of analysing eight ranks, side by side with HTA
 	$(BIN)/python tests/bench/analyse.py
 
 claims: $(STAMP) ## answer the lesson's claims from recorded and proved numbers, in docs/claims.md
-	$(BIN)/python -m analysis.claims
+	$(BIN)/python -m tracekit.report.claims.page
 
 clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

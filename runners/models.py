@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runners.sizes import Size
+from tracekit.reference_models import Size
 
 ROPE_BASE = 10_000.0
 INIT_STD = 0.02

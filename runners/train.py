@@ -8,12 +8,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):
-    # Started by its path, as torchrun does: what has to be importable is the folder above, not this one.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    # Started by its path, as torchrun does. The folder is the package `runners` whatever it is called, and wins over
+    # one of that name in the working folder; beside a checkout's runners lies its tracekit.
+    here = Path(__file__).resolve().parent
+    sys.path[0] = str(here.parent)
+    spec = spec_from_file_location("runners", here / "__init__.py", submodule_search_locations=[str(here)])
+    assert spec is not None
+    sys.modules["runners"] = module_from_spec(spec)
 
 # Kineto and torch read these when they are loaded; marks of profiler start and allocator notes are of no use here.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -23,11 +29,11 @@ import torch
 import torch.distributed as dist
 
 from runners import data, options, strategies
-from runners.launch import ERROR_PREFIX
 from runners.models import Decoder, initialize
-from runners.sizes import SIZES, Size, size_of
 from runners.strategies.base import DTYPES, Setup, Strategy, checkpoint_blocks, freeze
 from tracekit.record import Recorder, RecordError, Schedule
+from tracekit.reference_models import SIZES, Size, size_of
+from tracekit.training import ERROR_PREFIX
 
 # Above this many parameters no rank makes the model whole if it can be helped.
 MAX_WHOLE_NUMEL = 2_000_000_000

@@ -29,10 +29,10 @@ PUBLIC = CORPUS / "dlrm-ddp-8rank-v100"
 def ours(folder: Path) -> None:
     """Read, and answer what HTA's four analyses answer, and who waited for whom besides."""
     import tracekit
-    from analysis.blame import blame
-    from analysis.breakdown import breakdown
-    from analysis.overlap import overlap
-    from analysis.skew import skew, stragglers
+    from tracekit.analyzers.breakdown import breakdown
+    from tracekit.analyzers.exposure import blame
+    from tracekit.analyzers.overlap import overlap
+    from tracekit.analyzers.skew import skew, stragglers
 
     run = tracekit.open(folder, cache=False)
     breakdown(run)

@@ -30,7 +30,7 @@ WAIT_MS = 60_000
 def report(tmp_path_factory):
     """A report of both sample runs."""
     import tracekit
-    from analysis.report import write_report
+    from tracekit.report.write import write_report
 
     runs = [tracekit.open(TRACES / name) for name in ("fsdp2", "zero2")]
     return write_report(runs, tmp_path_factory.mktemp("report"))

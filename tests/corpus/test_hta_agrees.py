@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 import tracekit
-from analysis import hta
-from analysis.overlap import overlap
 from tracekit import intervals
+from tracekit.analyzers import hta
+from tracekit.analyzers.overlap import overlap
 
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", Path(__file__).parents[3] / "shared" / "corpus"))
 pytestmark = [

@@ -29,8 +29,8 @@ from fuzz_oracle import Outcome, complaints
 
 import tracekit
 from tracekit.errors import TracekitError
-from tracekit.read import batches, content
 from tracekit.read.decode import decode
+from tracekit.read.decoding import batches, content
 
 SECONDS_A_MUTANT = 10
 EVERY_NTH_TO_TABLES = 25

@@ -20,7 +20,7 @@ def recorded(tmp_path_factory):
     and several seconds quicker.
     """
     pytest.importorskip("torch")
-    from runners import launch
+    from tracekit import training as launch
 
     known: dict[tuple[object, ...], Recorded] = {}
     warm: list[WarmRanks] = []

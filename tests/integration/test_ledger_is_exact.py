@@ -13,8 +13,8 @@ import pytest
 from recorded_runs import FOUR_RANKS
 
 import tracekit
-from analysis.expectation import expectation
-from analysis.ledger import ledger
+from tracekit.analyzers.expectation import expectation
+from tracekit.analyzers.ledger import ledger
 from tracekit.plan import STRATEGIES, memory, plan
 from tracekit.plan.schema import PLACES
 from tracekit.theory import strategy_stage, zero_communication_volume

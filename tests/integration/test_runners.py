@@ -13,8 +13,8 @@ import threading
 import pytest
 from recorded_runs import FOUR_RANKS, read
 
-from runners import launch
 from runners.strategies import MODULES
+from tracekit import training as launch
 
 pytestmark = pytest.mark.integration
 

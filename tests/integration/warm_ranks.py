@@ -24,7 +24,7 @@ class WarmRanks:
     """The process that forks; `run` trains in its children."""
 
     def __init__(self):
-        from runners.launch import environment
+        from tracekit.training import environment
 
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()

@@ -24,7 +24,7 @@ import typer
 from tracekit import __version__
 from tracekit.cli import demo, plan, predict, record, report, show, view
 from tracekit.errors import TracekitError
-from tracekit.export.text import plain_line
+from tracekit.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """One table. `home` is an attribute of the run (`run.steps`) or a function of one (`analysis.volume.volume`)."""
+    """One table. `home` is an attribute of the run (`run.steps`) or, by its path, a function of one."""
 
     name: str
     home: str
@@ -34,29 +34,49 @@ TABLES = (
     Table("collectives", "run.collectives", "every collective: what it carried, how long it took"),
     Table("allocations", "run.memory", "every allocation and release, as recorded"),
     Table("repairs", "run.repairs", "what was wrong with the files, and what was done about it"),
-    Table("overlap", "analysis.overlap.overlap", "which communication was hidden behind compute", groups=True),
-    Table("hiders", "analysis.hiders.hiders", "which compute hid each piece of communication"),
-    Table("breakdown", "analysis.breakdown.breakdown", "what each step's time was spent on, to the nanosecond"),
-    Table("volume", "analysis.volume.volume", "what each step sent, beside what it should send", groups=True),
-    Table("totals", "analysis.volume.totals", "each step's volume: theory, plan, measured, and what the backend did"),
-    Table("ledger", "analysis.ledger.ledger", "from theory to the trace in named terms that add up", groups=True),
-    Table("backend", "analysis.volume.backend", "what the backend ran for each kind of collective"),
-    Table("skew", "analysis.skew.skew", "each collective on all of its ranks: transfer, wait, who came last"),
-    Table("stragglers", "analysis.skew.stragglers", "how often each rank came last, and what that cost the others"),
-    Table("mismatches", "analysis.skew.mismatches", "where ranks recorded different numbers of one collective"),
-    Table("clocks", "analysis.skew.clocks", "how far the clocks of the hosts are apart, and how well that is known"),
-    Table("bandwidth", "analysis.bandwidth.bandwidth", "algorithm and bus bandwidth of each collective"),
-    Table("groups", "analysis.groups.groups", "the process groups and what each carried"),
-    Table("together", "analysis.groups.together", "which axes or groups communicate at the same time"),
-    Table("blame", "analysis.blame.blame", "why each exposed nanosecond was exposed, and which knob changes it"),
-    Table("bound", "analysis.blame.bound", "how short each step could be if all that can overlap did"),
-    Table("unknown", "analysis.unknown.unknown", "device rows of unknown kind, and collectives known by name alone"),
-    Table("memory", "analysis.memory.timeline", "memory over time, by category"),
-    Table("peak", "analysis.memory.peak", "what memory held at its highest"),
-    Table("floor", "analysis.memory.floor", "what a device must hold at least, beside what it held"),
-    Table("hta-breakdown", "analysis.hta.temporal_breakdown", "HTA's idle, compute and other time"),
-    Table("hta-idle", "analysis.hta.idle", "HTA's causes of idle time"),
-    Table("hta-kernels", "analysis.hta.kernel_breakdown", "HTA's time by kernel"),
+    Table("overlap", "analyzers.overlap.overlap", "which communication was hidden behind compute", groups=True),
+    Table("hiders", "analyzers.hidden_by.hiders", "which compute hid each piece of communication"),
+    Table("breakdown", "analyzers.breakdown.breakdown", "what each step's time was spent on, to the nanosecond"),
+    Table("volume", "analyzers.volume.volume", "what each step sent, beside what it should send", groups=True),
+    Table(
+        "totals",
+        "analyzers.volume.totals",
+        "each step's volume: theory, plan, measured, and what the backend did",
+    ),
+    Table("ledger", "analyzers.ledger.ledger", "from theory to the trace in named terms that add up", groups=True),
+    Table("backend", "analyzers.volume.backend", "what the backend ran for each kind of collective"),
+    Table("skew", "analyzers.skew.skew", "each collective on all of its ranks: transfer, wait, who came last"),
+    Table(
+        "stragglers",
+        "analyzers.skew.stragglers",
+        "how often each rank came last, and what that cost the others",
+    ),
+    Table("mismatches", "analyzers.skew.mismatches", "where ranks recorded different numbers of one collective"),
+    Table(
+        "clocks",
+        "analyzers.skew.clocks",
+        "how far the clocks of the hosts are apart, and how well that is known",
+    ),
+    Table("bandwidth", "analyzers.bandwidth.bandwidth", "algorithm and bus bandwidth of each collective"),
+    Table("groups", "analyzers.groups.groups", "the process groups and what each carried"),
+    Table("together", "analyzers.groups.together", "which axes or groups communicate at the same time"),
+    Table(
+        "blame",
+        "analyzers.exposure.blame",
+        "why each exposed nanosecond was exposed, and which knob changes it",
+    ),
+    Table("bound", "analyzers.exposure.bound", "how short each step could be if all that can overlap did"),
+    Table(
+        "unknown",
+        "analyzers.unclassified.unknown",
+        "device rows of unknown kind, and collectives known by name alone",
+    ),
+    Table("memory", "analyzers.memory.timeline", "memory over time, by category"),
+    Table("peak", "analyzers.memory.peak", "what memory held at its highest"),
+    Table("floor", "analyzers.memory.floor", "what a device must hold at least, beside what it held"),
+    Table("hta-breakdown", "analyzers.hta.temporal_breakdown", "HTA's idle, compute and other time"),
+    Table("hta-idle", "analyzers.hta.idle", "HTA's causes of idle time"),
+    Table("hta-kernels", "analyzers.hta.kernel_breakdown", "HTA's time by kernel"),
 )
 _BY_NAME = {table.name: table for table in TABLES}
 
@@ -91,5 +111,5 @@ def make(table: Table, run: Run, by: Sequence[str] = (), **more: Any) -> pl.Data
         raise UsageError(f"{table.name} has no --by: only {able} can be grouped")
     if home == "run":
         return getattr(run, attribute)
-    function = getattr(import_module(home), attribute)
+    function = getattr(import_module(f"tracekit.{home}"), attribute)
     return function(run, by=tuple(by), **more) if by else function(run, **more)

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 
-from tracekit.export.text import plain, plain_line
+from tracekit.text import plain, plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -12,7 +12,7 @@ import typer
 from tracekit.cli.record import record
 from tracekit.cli.report import tell_report
 from tracekit.errors import UsageError
-from tracekit.export.text import plain_line
+from tracekit.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,10 +37,10 @@ def command(
 ) -> None:
     """Train FSDP2 and ZeRO-2 (DeepSpeed) here on two CPU ranks, and explain what each sent, hid and held."""
     import tracekit
-    from analysis.facts import summary
-    from analysis.report import write_report
     from tracekit.cli.console import console, progress
     from tracekit.cli.summary import draw
+    from tracekit.report.description import summary
+    from tracekit.report.write import write_report
 
     if find_spec("deepspeed") is None:
         raise UsageError("the demo's ZeRO-2 run needs DeepSpeed: pip install 'zero-tracekit[deepspeed]'")

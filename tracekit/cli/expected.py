@@ -11,8 +11,8 @@ from tracekit.cli.options import count
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
+    from tracekit.manifest import Manifest
     from tracekit.model.run import Run
-    from tracekit.read.manifest import Manifest
 
 _LEDGER = "ledger"
 
@@ -47,7 +47,7 @@ def ledger_arguments(
         if wrong:
             raise UsageError(f"{wrong} is for the ledger: {table} has no use for it")
         return {}, []
-    from analysis.expectation import expectation
+    from tracekit.analyzers.expectation import expectation
 
     shapes = _parameters(run, strategy, params) if params else None
     known = expectation(run, strategy=strategy or None, params=shapes, planned=planned)
@@ -64,8 +64,8 @@ def _parameters(run: Run, strategy: str, params: str) -> int | Manifest:
     """Ψ, or a manifest made of the file's shapes and of what the trace tells: ranks and types."""
     if not Path(params).is_file():
         return count(params, "--params")
+    from tracekit.manifest import Precision
     from tracekit.plan import build
-    from tracekit.read.manifest import Precision
 
     if not strategy:
         raise UsageError("--params FILE needs --strategy, which says what is sent of those parameters")

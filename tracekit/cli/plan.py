@@ -15,7 +15,7 @@ from tracekit.errors import UsageError
 if TYPE_CHECKING:
     import polars as pl
 
-    from tracekit.read.manifest import Manifest, Parameter
+    from tracekit.manifest import Manifest, Parameter
 
 _ROWS_FOR_PEOPLE = 100
 _MIB = 1 << 20
@@ -75,7 +75,7 @@ def command(
     """
     from tracekit.cli import output as out
     from tracekit.plan import plan as expected
-    from tracekit.plan import summary
+    from tracekit.plan import plan_totals as summary
 
     manifest = _manifest(strategy, mesh, model, params_from, micro_batches, param_dtype, reduce_dtype, reshard)
     manifest = _with_options(manifest, {"batch_size": batch_size, "seq_len": seq_len, **_options(option or [])})
@@ -103,7 +103,7 @@ def command(
 
 def _table(table: Table, manifest: Manifest, calls: pl.DataFrame) -> pl.DataFrame:
     from tracekit import plan
-    from tracekit.plan import summary
+    from tracekit.plan import plan_totals as summary
 
     if table is Table.VOLUME:
         return summary.volume(calls, manifest.psi)
@@ -127,9 +127,9 @@ def _manifest(
     Raises:
         UsageError: an option is unknown, or not exactly one source of parameters is given.
     """
-    from tracekit.elements import ITEM_SIZES
+    from tracekit.dtypes import ITEM_SIZES
+    from tracekit.manifest import Precision
     from tracekit.plan import STRATEGIES, build
-    from tracekit.read.manifest import Precision
 
     if strategy not in STRATEGIES:
         raise UsageError(f"--strategy {strategy} is unknown: choose from {', '.join(STRATEGIES)}")
@@ -165,7 +165,7 @@ def _parameters(model: str | None, params_from: Path | None, stored: str) -> lis
 
 
 def _size(model: str) -> Any:
-    from runners.sizes import SIZES
+    from tracekit.reference_models import SIZES
 
     if model not in SIZES:
         raise UsageError(f"--model {model} is unknown: choose from {', '.join(SIZES)}")

@@ -9,7 +9,7 @@ import typer
 
 from tracekit import theory
 from tracekit.cli.options import ForceOption, FormatOption, OutputOption, count, integers, names
-from tracekit.elements import ITEM_SIZES
+from tracekit.dtypes import ITEM_SIZES
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 from tracekit.cli.catalogue import suggestion
 from tracekit.cli.console import say_now
 from tracekit.errors import TracekitError, UsageError
-from tracekit.export.text import plain_line
+from tracekit.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def record(
         RecordingError: the training program failed.
     """
     _require(strategy, model)
-    from runners import launch
+    from tracekit import training as launch
 
     if not force and (folder / "manifest.json").exists():
         raise UsageError(f"{folder} holds a run already: pass --force to replace it, or name another --out")
@@ -111,8 +111,8 @@ def program_options(strategy: str) -> str:
 def _require(strategy: str, model: str) -> None:
     if find_spec("torch") is None:
         raise UsageError("recording needs torch, which is not installed: pip install 'zero-tracekit[record]'")
-    from runners.sizes import SIZES
     from runners.strategies import MODULES
+    from tracekit.reference_models import SIZES
 
     for option, name, known in (("--strategy", strategy, MODULES), ("--model", model, SIZES)):
         if name not in known:

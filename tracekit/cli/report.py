@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli.options import CycleOption, ForceOption, NoCacheOption, RunArgument
-from tracekit.export.text import plain_line
+from tracekit.text import plain_line
 
 if TYPE_CHECKING:
-    from analysis.report import ReportPaths
+    from tracekit.report.write import ReportPaths
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,8 +37,8 @@ def command(
     Each RUN is a run of its own; two or more are shown side by side.
     """
     import tracekit
-    from analysis.report import write_report
     from tracekit.cli.console import progress
+    from tracekit.report.write import write_report
 
     with progress("analysing") as tell:
         opened = []

@@ -28,7 +28,7 @@ from tracekit.cli.options import (
     names,
     pick_format,
 )
-from tracekit.export.text import plain_line
+from tracekit.text import plain_line
 
 _ROWS_FOR_PEOPLE = 100
 _LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in catalogue.TABLES)

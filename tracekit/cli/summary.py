@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracekit.export.terminal import ABSENT
-from tracekit.export.text import plain
+from tracekit.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _QUESTIONS: tuple[tuple[str, str, float, str], ...] = (
-    # what is asked, the number that answers (of analysis.facts), what to multiply it by, how to write it
+    # what is asked, the number that answers (of tracekit.report.description), what to multiply it by, how to write it
     ("parameters, Ψ", "psi", 1, "{:,.0f}"),
     ("sent in a step", "measured_psi", 1, "{:.3f} Ψ"),
     ("what the textbook says", "theory_psi", 1, "{:.0f} Ψ"),

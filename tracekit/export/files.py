@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tracekit.errors import UsageError
-from tracekit.export.text import plain_line
+from tracekit.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator

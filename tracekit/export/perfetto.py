@@ -67,7 +67,7 @@ def packets(runs: Sequence[Run]) -> Iterator[bytes]:
 def counters(run: Run) -> pl.DataFrame:
     """Return the counters of a run: rank, name, device, `value` in bytes at `ts_ns`, in order of time.
 
-    Memory is the curve of `analysis.memory`. Bytes moved is the sum of the payloads of the collectives that
+    Memory is the curve of `tracekit.analyzers.memory`. Bytes moved is the sum of the payloads of the collectives that
     have ended, those with a known payload.
     """
     moved = (
@@ -81,7 +81,7 @@ def counters(run: Run) -> pl.DataFrame:
         )
     )
     columns = ["rank", "name", "device", "ts_ns", "value"]
-    from analysis.memory import timeline  # the one place that knows what a CPU held before the window
+    from tracekit.analyzers.memory import timeline  # the one place that knows what a CPU held before the window
 
     memory = (
         timeline(run)

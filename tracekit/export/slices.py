@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit import intervals
-from tracekit.model.hiding import hiding
+from tracekit.model.device_time import hiding
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.export.text import plain, plain_line
+from tracekit.text import plain, plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import names
-from tracekit.model.layers import Attribution
-from tracekit.model.moments import around
-from tracekit.model.runs import RUN
+from tracekit.model.as_of import around
+from tracekit.model.attribution.layers import Attribution
+from tracekit.model.recordings import RUN
 
 # One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after
 # it (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tracekit.read.spellings import LINK, PYTHON_FRAME
+from tracekit.read.decoding.spellings import LINK, PYTHON_FRAME
 
 # -- categories (compared in lower case; the 2021 spellings are Operator, Runtime, Kernel, Memcpy, Memset) ---------
 KERNELS = ("kernel", "concurrent_kernel")

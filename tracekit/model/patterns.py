@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tracekit.elements import PASSES
+from tracekit.dtypes import PASSES
 from tracekit.errors import UsageError
 from tracekit.model.names import kind_of
 

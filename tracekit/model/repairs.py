@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import names
-from tracekit.model.kinds import Kinds
+from tracekit.model.event_kinds import Kinds
 from tracekit.model.steps import numbers_differ, unused_marks
 from tracekit.read.traces import REPAIRS_SCHEMA
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.model.collectives import COLLECTIVES_SCHEMA
-from tracekit.model.kept import KeptTables
+from tracekit.manifest import Manifest, read_manifest
+from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
+from tracekit.model.devices.work import WORK_SCHEMA
 from tracekit.model.memory import MEMORY_SCHEMA
 from tracekit.model.steps import STEPS_SCHEMA
+from tracekit.model.table_cache import KeptTables
 from tracekit.model.tables import Tables
-from tracekit.model.work import WORK_SCHEMA
-from tracekit.read.manifest import Manifest, read_manifest
-from tracekit.read.sources import expand
+from tracekit.read.discovery.sources import expand
 from tracekit.read.traces import REPAIRS_SCHEMA, Progress, Traces, read_traces
 
 PathLike = str | os.PathLike[str]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.model import marks
-from tracekit.model.kinds import Kinds
-from tracekit.model.moments import around
-from tracekit.model.runs import RUN, without
+from tracekit.manifest import Manifest
+from tracekit.model import step_marks as marks
+from tracekit.model.as_of import around
+from tracekit.model.event_kinds import Kinds
+from tracekit.model.recordings import RUN, without
 from tracekit.read.findings import CORRUPT, ENDS_EARLY
-from tracekit.read.manifest import Manifest
 
 # One row a step of a rank. Half-open window in absolute ns on the CPU clock; `complete` is false, with a reason, where
 # the recording was cut inside it, or its mark is in doubt. Windows of a rank do not overlap; between them may lie time

@@ -6,11 +6,13 @@ from functools import cached_property
 
 import polars as pl
 
-from tracekit.model import calls, collectives, memory, repairs, steps, work
-from tracekit.model.device import device_rows, without_lost_activity
-from tracekit.model.kinds import Kinds, kinds
-from tracekit.model.layers import Attribution
-from tracekit.read.manifest import Manifest
+from tracekit.manifest import Manifest
+from tracekit.model import memory, repairs, steps
+from tracekit.model.attribution.layers import Attribution
+from tracekit.model.collectives import calls, collectives
+from tracekit.model.devices import work
+from tracekit.model.devices.device_rows import device_rows, without_lost_activity
+from tracekit.model.event_kinds import Kinds, kinds
 from tracekit.read.traces import Traces
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.plan.memory import MEMORY_SCHEMA, memory
+from tracekit.plan.planned_memory import MEMORY_SCHEMA, memory
 from tracekit.plan.schema import PLAN_SCHEMA, TERMS_SCHEMA, plan_frame
 from tracekit.plan.shares import terms_frame, totals
 from tracekit.plan.strategies import STRATEGIES
@@ -16,7 +16,7 @@ from tracekit.plan.strategies import STRATEGIES
 if TYPE_CHECKING:
     import polars as pl
 
-    from tracekit.read.manifest import Manifest
+    from tracekit.manifest import Manifest
 
 __all__ = [
     "MEMORY_SCHEMA",

@@ -8,14 +8,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import InputError, UsageError
+from tracekit.manifest import Axis, Buffer, Manifest, Parameter, Precision, Unit
 from tracekit.plan.inputs import SHARD
-from tracekit.read.manifest import Axis, Buffer, Manifest, Parameter, Precision, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from runners.sizes import Size
+    from tracekit.reference_models import Size
 
 # A header lists names and shapes; the largest public models stay far below this.
 _MAX_HEADER_BYTES = 100_000_000
@@ -70,7 +70,7 @@ def manifest(
 
 def model_parameters(size: Size, dtype: str = "float32") -> list[Parameter]:
     """The parameters of a decoder of this size, as the runners train it."""
-    from runners.sizes import parameter_shapes
+    from tracekit.reference_models import parameter_shapes
 
     first = "tok_embeddings.weight"
     return [

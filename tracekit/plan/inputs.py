@@ -9,7 +9,7 @@ from tracekit.plan.schema import is_floating, item_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracekit.read.manifest import Manifest, Parameter
+    from tracekit.manifest import Manifest, Parameter
 
 SHARD, REPLICATE, TENSOR = "dp_shard", "dp_replicate", "tp"
 

@@ -20,8 +20,8 @@ from tracekit.plan.schema import PLAN_SCHEMA, Call, plan_frame
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from runners.sizes import Size
-    from tracekit.read.manifest import Manifest
+    from tracekit.manifest import Manifest
+    from tracekit.reference_models import Size
 
 PROVABLE = ("fsdp2", "zero2-fsdp2", "hsdp", "fsdp2-tp")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from tracekit.elements import ITEM_SIZES, PASSES
+from tracekit.dtypes import ITEM_SIZES, PASSES
 from tracekit.errors import InputError
 
 if TYPE_CHECKING:

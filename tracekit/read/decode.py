@@ -12,14 +12,14 @@ import numpy as np
 import polars as pl
 
 from tracekit.errors import InputError
-from tracekit.read import clock
-from tracekit.read.batches import Batch, Batches, batches
-from tracekit.read.columns import Columns, NarrowError, Pieces, pieces, stacked
-from tracekit.read.content import blocks, empty_sentence
-from tracekit.read.events import WIDEST, Event, Shape
-from tracekit.read.facts import Facts, facts_before, facts_in, facts_of
+from tracekit.read.decoding import clock
+from tracekit.read.decoding.batches import Batch, Batches, batches
+from tracekit.read.decoding.columns import Columns, NarrowError, Pieces, pieces, stacked
+from tracekit.read.decoding.content import blocks, empty_sentence
+from tracekit.read.decoding.events import WIDEST, Event, Shape
+from tracekit.read.decoding.metadata import Facts, facts_before, facts_in, facts_of
 from tracekit.read.findings import CORRUPT, Finding, merged
-from tracekit.read.salvage import salvage
+from tracekit.read.recovery import salvage
 
 _BEYOND_ASCII = 0x80
 _NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -15,13 +15,20 @@ import msgspec
 import polars as pl
 
 from tracekit.errors import InputError
-from tracekit.read.cache import Opened, read_file
-from tracekit.read.columns import Columns
-from tracekit.read.cycles import choose_cycle, split_cycles, without_strays
+from tracekit.manifest import MANIFEST_NAME, Manifest, is_foreign
+from tracekit.read.decoding.columns import Columns
+from tracekit.read.discovery.cycles import choose_cycle, split_cycles, without_strays
+from tracekit.read.discovery.ranks import (
+    Ranked,
+    assign_ranks,
+    missing_ranks,
+    rank_findings,
+    refuse_duplicates,
+    world_size,
+)
+from tracekit.read.discovery.sources import LeftOut, Source, find_sources
 from tracekit.read.findings import Finding
-from tracekit.read.manifest import Manifest, is_foreign
-from tracekit.read.ranks import Ranked, assign_ranks, missing_ranks, rank_findings, refuse_duplicates, world_size
-from tracekit.read.sources import MANIFEST_NAME, LeftOut, Source, find_sources
+from tracekit.read.trace_cache import Opened, read_file
 
 # One row a file of the run; a file of a cycle that was not read has null `num_events`, and `rank` by its name.
 FILES_SCHEMA: dict[str, pl.DataType] = {

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from tracekit.record.describe import Precision, clean_name
 from tracekit.record.errors import RecordError, RunExistsError
-from tracekit.record.marks import phase
+from tracekit.record.hooks import phase
 from tracekit.record.recorder import Recorder
 from tracekit.record.schedule import Schedule
 from tracekit.record.signals import Terminated

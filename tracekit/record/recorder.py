@@ -19,7 +19,7 @@ from tracekit.record import describe, folder, results, team
 from tracekit.record.describe import Precision, Unit
 from tracekit.record.errors import RecordError
 from tracekit.record.held import Held, held_bytes
-from tracekit.record.marks import ForwardMarks, GradOrder
+from tracekit.record.hooks import ForwardMarks, GradOrder
 from tracekit.record.schedule import Schedule, State
 from tracekit.record.signals import Signals
 

@@ -1,0 +1,147 @@
+"""Every table of every run, kept and compared: what a change of the house must leave as it was.
+
+    python tests/helpers/snapshot.py keep OUT              # tables of sample runs and public traces
+    python tests/helpers/snapshot.py compare BEFORE AFTER  # exit 1 and the first differences, if there are any
+
+`compare` knows the names that tables and columns had before they were renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import polars as pl
+
+ROOT = Path(__file__).parents[2]
+SHARED = Path(os.environ.get("TRACEKIT_SHARED", ROOT.parent / "shared"))
+GROUPED = (
+    ("overlap", ("rank", "step")),
+    ("overlap", ("layer",)),
+    ("volume", ("rank", "step", "layer")),
+    ("volume", ("kind", "dtype")),
+    ("ledger", ("kind",)),
+)
+# Old names, by the new ones.
+TABLES = {
+    "exposure": "blame",
+    "hidden-by": "hiders",
+    "ideal": "bound",
+    "concurrency": "together",
+    "model-states": "floor",
+    "unclassified": "unknown",
+}
+COLUMNS: dict[str, dict[str, str]] = {}
+
+
+def keep(out: Path) -> None:
+    """Writes a folder a run: a Parquet file a table, and what is said of the run as JSON."""
+    import tracekit
+    from tracekit.report.description import facts, summary
+    from tracekit.report.sentences import verdicts
+
+    for path in runs():
+        folder = out / f"{path.parent.name}__{path.name}"
+        folder.mkdir(parents=True)
+        about: dict[str, object] = {}
+        try:
+            run = tracekit.open(path, cache=False)
+        except tracekit.errors.TracekitError as error:
+            about["error"] = f"{type(error).__name__}: {error}"
+        else:
+            for name, by in [*((table, ()) for table in tables()), *GROUPED]:
+                try:
+                    made(run, name, by).write_parquet(folder / f"{'-'.join([name, *(by and ('by', *by))])}.parquet")
+                except Exception as error:  # noqa: BLE001 - what a table refuses is compared too
+                    about[name] = f"{type(error).__name__}: {error}"
+            about |= {"verdicts": verdicts(run), "facts": facts(run), "summary": summary(run)}
+        (folder / "about.json").write_text(json.dumps(about, indent=1, default=str))
+
+
+def tables() -> list[str]:
+    """The names of all tables."""
+    from tracekit.cli import catalogue
+
+    return [table.name for table in catalogue.TABLES]
+
+
+def made(run, name: str, by: tuple[str, ...]) -> pl.DataFrame:
+    """The table of the run."""
+    from tracekit.cli import catalogue
+
+    return catalogue.make(catalogue.find(name), run, by)
+
+
+def runs() -> list[Path]:
+    """The sample runs and the public ones that lie beside the checkout."""
+    folders = [ROOT / "traces", SHARED / "corpus", SHARED / "cases2"]
+    found = [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
+    return [path for path in found if path.suffix != ".md"]
+
+
+def compare(before: Path, after: Path) -> list[str]:
+    """The differences, a line each."""
+    told: list[str] = []
+    for folder in sorted(before.iterdir()):
+        other = after / folder.name
+        if not other.is_dir():
+            told.append(f"{folder.name}: missing")
+            continue
+        told += differences(folder, other)
+    return told
+
+
+def differences(before: Path, after: Path) -> list[str]:
+    """The differences of one run."""
+    ours, theirs = (json.loads((folder / "about.json").read_text()) for folder in (before, after))
+    changed = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    told = [f"{before.name} {key}: {ours.get(key)} -> {theirs.get(key)}" for key in changed]
+    for path in sorted(after.glob("*.parquet")):
+        name, by, columns = path.stem.partition("-by-")
+        old = before / f"{TABLES.get(name, name)}{by}{columns}.parquet"
+        if not old.is_file():
+            told.append(f"{before.name} {path.stem}: new")
+            continue
+        now = pl.read_parquet(path).rename(COLUMNS.get(name, {}), strict=False)
+        was = pl.read_parquet(old)
+        if not was.equals(now, null_equal=True) or was.schema != now.schema:
+            told.append(f"{before.name} {path.stem}: {difference(was, now)}")
+    new = {path.stem for path in after.glob("*.parquet")}
+    known = {TABLES.get(stem.partition("-by-")[0], stem.partition("-by-")[0]) for stem in new}
+    gone = [path.stem for path in before.glob("*.parquet") if path.stem.partition("-by-")[0] not in known]
+    return told + [f"{before.name} {stem}: gone" for stem in sorted(gone)]
+
+
+def difference(was: pl.DataFrame, now: pl.DataFrame) -> str:
+    """What tells the two frames apart first."""
+    if was.schema != now.schema:
+        return f"schema {dict(was.schema)} -> {dict(now.schema)}"
+    if was.height != now.height:
+        return f"{was.height} -> {now.height} rows"
+    for place, (old, new) in enumerate(zip(was.iter_rows(), now.iter_rows(), strict=True)):
+        if old != new:
+            return f"row {place}: {old} -> {new}"
+    return "equal rows, other values that print alike"
+
+
+def main(args: list[str]) -> int:
+    """Runs one of the two commands."""
+    warnings.simplefilter("ignore")
+    match args:
+        case ["keep", out]:
+            keep(Path(out))
+            return 0
+        case ["compare", before, after]:
+            told = compare(Path(before), Path(after))
+            print("\n".join(told) or "equal")
+            return 1 if told else 0
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kineto import GEMM, kernel, span, step, write
+
+import tracekit
+from tracekit.analyzers.overlap import overlap
+from tracekit.analyzers.unclassified import unknown
+from tracekit.errors import UsageError
+from tracekit.report.sentences import verdicts
+
+RING = kernel("my_ring_reduce<4>", 1060, 100, stream=20, correlation=2)
+ODD = span("mystery", 1120, 10, cat="mtia_ccp_events", tid=3, pid=0)
+
+
+def test_a_users_pattern_makes_a_kernel_communication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = write(tmp_path / "r.json", [step(5, 1000, 200), *GEMM, *RING])
+    monkeypatch.chdir(tmp_path)
+    assert tracekit.open(trace).work["class"].to_list() == ["compute", "compute"]
+    (tmp_path / "tracekit-patterns.toml").write_text('[[communication]]\nname = "^my_ring"\nkind = "all_reduce"\n')
+    run = tracekit.open(trace)
+    assert run.work["class"].to_list() == ["compute", "comm"]
+    assert run.collectives.select("kind", "kind_from", "payload_bytes", "overlapped_ns", "exposed_ns").rows() == [
+        ("all_reduce", "name", None, 50_000, 50_000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[[communication]]\nname = 7\n", "needs a name and a kind"),
+        ('[[communication]]\nname = "a"\nkind = "gossip"\n', "needs a name and a kind"),
+        ('[[communication]]\nname = "("\n', "no regular expression"),
+        ("communication = 3\n", "not a file of patterns"),
+        ("[[communication]\n", "not a file of patterns"),
+    ],
+)
+def test_a_file_of_patterns_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    monkeypatch.setenv("TRACEKIT_PATTERNS", str(path))
+    with pytest.raises(UsageError, match=sentence) as caught:
+        _ = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *RING])).work
+    assert str(path) in str(caught.value)
+
+
+def test_a_named_file_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEKIT_PATTERNS", str(tmp_path / "nowhere.toml"))
+    with pytest.raises(UsageError, match="not a file of patterns"):
+        _ = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *RING])).work
+
+
+def test_guesses_and_unknown_rows_are_listed_with_their_share(tmp_path: Path) -> None:
+    gather = kernel("ncclDevKernel_AllGather_RING_LL()", 1200, 80, stream=20, correlation=3)
+    run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 400), *GEMM, *gather, ODD]))
+    table = unknown(run)
+    assert table.select("what", "name", "num_rows", "dur_ns").rows() == [
+        ("collective known by its name alone", "ncclDevKernel_AllGather_RING_LL()", 1, 80_000),
+        ("device row of unknown kind", "mystery", 1, 10_000),
+    ]
+    assert table["share"].round(6).to_list() == [round(80 / 190, 6), round(10 / 190, 6)]
+
+
+def test_nothing_unknown(tmp_path: Path) -> None:
+    assert unknown(tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *GEMM]))).height == 0
+    assert unknown(tracekit.open(write(tmp_path / "s.json", [step(5, 1000, 200)]))).height == 0
+
+
+def test_annotations_without_kernels_are_not_zero_communication(tmp_path: Path) -> None:
+    call = span("c10d::allreduce_", 1010, 20)
+    note = span("nccl:all_reduce", 1012, 10, cat="user_annotation", Input_Dims=[[64]], Input_type=["float"])
+    run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), call, note, span("aten::mm", 1100, 50)]))
+    # The device was not recorded, so the CPU's own operators are no measure of its compute.
+    assert run.work.height == 0
+    assert overlap(run).select("num_collectives", "comm_ns", "exposed_ns", "overlap_ratio").rows() == [
+        (1, None, None, None)
+    ]
+    assert "was the device's activity recorded" in verdicts(run)[0]

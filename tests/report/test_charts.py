@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+from fake_runs import US, empty_run, fake_run
+from fakes import SMALL, collective, manifest_of, parameter
+from test_volume import run_as_planned
+
+from tracekit.report import chart_rows as frames
+from tracekit.report import charts, style, waterfall
+from tracekit.report import thinning as drawing
+from tracekit.report import timeline as lanes
+
+ROWS = {
+    "volume": frames.volume_rows,
+    "waterfall": waterfall.rows,
+    "overlap": frames.overlap_rows,
+    "timeline": lanes.timeline_rows,
+    "breakdown": frames.breakdown_rows,
+    "peak": frames.peak_rows,
+}
+CHARTS = {name: waterfall.chart if name == "waterfall" else getattr(charts, name) for name in ROWS}
+
+
+def spec(chart):
+    """The chart as a page gets it; altair validates it on the way."""
+    return json.loads(chart.to_json())
+
+
+def parameters(chart):
+    return {param["name"] for param in spec(chart)["params"]}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("run", [empty_run(), fake_run(num_steps=1), fake_run()], ids=["empty", "one step", "full"])
+def test_every_chart_is_valid_on_every_run(name, run):
+    drawn = ROWS[name](run)
+    assert drawn.rows.is_empty() == (run.name == "empty")
+    spec(CHARTS[name](drawn.rows))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_one_row_is_enough(name):
+    spec(CHARTS[name](ROWS[name](fake_run()).rows.head(1)))
+
+
+def test_memory_and_comparison_on_every_run():
+    for run in (empty_run(), fake_run()):
+        curves = frames.memory_rows(run)
+        spec(charts.memory(curves.rows, curves.floor_mib, curves.peaks))
+        spec(charts.comparison(frames.comparison_rows([run, run]).rows))
+
+
+def test_charts_share_their_selections():
+    run = fake_run()
+    for name in ("overlap", "timeline", "breakdown", "peak"):
+        assert {"pick_layer", "pick_rank"} <= parameters(CHARTS[name](ROWS[name](run).rows))
+    curves = frames.memory_rows(run)
+    assert {"pick_rank"} <= parameters(charts.memory(curves.rows, curves.floor_mib, curves.peaks))
+    assert "zoom" in parameters(charts.timeline(lanes.timeline_rows(run).rows))
+
+
+def test_the_same_run_draws_the_same_chart():
+    for name, rows in ROWS.items():
+        first, second = (spec(CHARTS[name](rows(fake_run()).rows)) for _ in range(2))
+        assert first == second
+
+
+def test_names_are_data_and_never_expressions():
+    odd = "'] || alert(1) || ['</script>"
+    run = fake_run(num_steps=1)
+    run.work = run.work.with_columns(layer=pl.lit(odd), name=pl.lit(odd))
+    run.collectives = run.collectives.with_columns(layer=pl.lit(odd))
+
+    def without_data(node):
+        if isinstance(node, dict):
+            return {key: without_data(value) for key, value in node.items() if key not in ("datasets", "data")}
+        return [without_data(value) for value in node] if isinstance(node, list) else node
+
+    for name in ("overlap", "timeline"):
+        assert odd not in str(without_data(spec(CHARTS[name](ROWS[name](run).rows))))
+
+
+def test_volume_is_a_mean_step_of_a_rank_in_psi():
+    rows = frames.volume_rows(fake_run(num_steps=2)).rows
+    assert rows.select("source", "kind", "psi").rows() == [
+        ("theory", "all_gather", 1.0),
+        ("theory", "reduce_scatter", 1.0),
+        ("plan", "all_gather", 1.0),
+        ("plan", "reduce_scatter", 1.0),
+        ("measured", "all_gather", 1.0),
+        ("measured", "reduce_scatter", 1.0),
+    ]
+    assert rows["label"].unique().to_list() == ["2.00Ψ"]
+
+
+def test_what_a_backend_really_ran_has_a_bar_of_its_own():
+    run = fake_run()
+    run.collectives = run.collectives.with_columns(
+        backend_kind=pl.when(pl.col("kind") == "reduce_scatter").then(pl.lit("all_reduce")).otherwise("backend_kind")
+    )
+    ran = frames.volume_rows(run).rows.filter(pl.col("source") == "backend ran")
+    assert ran.select("kind", "psi").rows() == [("all_gather", 1.0), ("all_reduce", 2.0)]
+
+
+WALK = ["term", "way", "numel", "label"]
+
+
+def test_the_walk_goes_from_level_to_level():
+    # Psi = 24, of which 8 in the root: 72 - 8 elements, and 12 * 2 that no plan knows.
+    extra = collective("all_reduce", "stream 20", 0, 1, numel=12, phase="backward")
+    rows = waterfall.rows(run_as_planned(manifest_of("fsdp2", SMALL), extra)).rows
+    assert rows.select(WALK).rows() == [
+        ("theory", "total", 72, "3.00Ψ"),
+        ("root unit not gathered again", "less than the theory", -8, "−0.33Ψ"),
+        ("measured", "total", 88, "3.67Ψ"),
+        ("unexplained", "unexplained", 24, "+1.00Ψ"),
+    ]
+    levels = [(round(24 * low), round(24 * high)) for low, high in rows.select("from_psi", "to_psi").iter_rows()]
+    assert levels == [(0, 72), (72, 64), (0, 88), (64, 88)]
+    assert rows["row"][1] == f"root unit not gathered{waterfall.BREAK}again"
+
+
+def test_a_walk_is_the_mean_of_steps_and_tells_small_terms_in_elements():
+    norm = collective("all_reduce", "stream 20", 0, 1, numel=1, phase="optimizer")
+    run = run_as_planned(manifest_of("zero2-fsdp2", [*SMALL[:3], parameter("last", 2, 1000)]), norm)
+    later = run.steps.with_columns(pl.lit(6, pl.Int64).alias("step"))
+    second = run.collectives.filter(pl.col("phase") != "optimizer").with_columns(pl.lit(6, pl.Int64).alias("step"))
+    run.steps, run.collectives = pl.concat([run.steps, later]), pl.concat([run.collectives, second])
+    # The norm's 1 * 2 elements in one of two steps.
+    rows = waterfall.rows(run).rows
+    assert rows.select(WALK).rows() == [
+        ("theory", "total", 4040, "2.00Ψ"),
+        ("norm and loss all-reduces beyond the plan", "more than the theory", 1, "+1 element"),
+        ("measured", "total", 4041, "2.00Ψ"),
+        ("unexplained", "unexplained", 0, "0"),
+    ]
+
+
+def test_a_walk_needs_a_theory_and_says_when_the_end_is_unknown():
+    assert waterfall.rows(run_as_planned(manifest_of("unheard of", SMALL))).rows.is_empty()
+    run = run_as_planned(manifest_of("zero2-fsdp2", SMALL), collective("broadcast", "stream 20", 0, 1))
+    drawn = waterfall.rows(run)
+    assert drawn.rows["term"].to_list() == ["theory", "measured"]
+    assert "What is unexplained cannot be told" in drawn.note
+
+
+def test_the_amounts_of_a_walk_stand_where_there_is_room():
+    rows = waterfall.rows(run_as_planned(manifest_of("fsdp2", SMALL))).rows
+    texts = [layer for layer in spec(waterfall.chart(rows))["layer"] if layer["mark"]["type"] == "text"]
+    assert [(text["mark"]["align"], text["mark"]["color"]) for text in texts] == [
+        ("right", "white"),
+        ("right", style.INK),
+    ]
+    short = waterfall.chart(rows, top=30.0)
+    texts = [layer for layer in spec(short)["layer"] if layer["mark"]["type"] == "text"]
+    assert [text["mark"]["align"] for text in texts] == ["left"]
+
+
+def test_overlap_splits_hidden_from_exposed():
+    rows = frames.overlap_rows(fake_run(num_ranks=1)).rows
+    root = rows.filter(pl.col("row") == "(root) · forward").select("activity", "ms", "share").rows()
+    assert root == [(style.EXPOSED, 0.04, 0.0), (style.HIDDEN, 0.0, 0.0)]
+    other = rows.filter(pl.col("row") == "layers.3 · backward").select("activity", "ms", "share").rows()
+    assert other == [(style.EXPOSED, 0.0, 1.0), (style.HIDDEN, 0.04, 1.0)]
+
+
+def test_breakdown_parts_add_up_to_the_step():
+    rows = frames.breakdown_rows(fake_run(num_ranks=1, num_steps=1)).rows
+    assert rows.select("activity", "ms").rows() == [(style.COMPUTE, 0.6), (style.EXPOSED, 0.08), (style.IDLE, 0.32)]
+
+
+def test_many_steps_are_cut_and_it_is_said():
+    drawn = frames.breakdown_rows(fake_run(num_ranks=2, num_steps=30))
+    assert drawn.rows["row"].n_unique() == frames.MAX_BARS
+    assert "The first 48 of 60 steps" in drawn.note
+
+
+def test_the_timeline_is_the_median_step_from_its_first_slice():
+    drawn = lanes.timeline_rows(fake_run(num_ranks=1))
+    assert drawn.note == "Step 1, rank 0."
+    assert drawn.rows["row"].unique(maintain_order=True).to_list() == [
+        "rank 0 · phase",
+        "0 compute",
+        "0 communication",
+        "0 exposed",
+    ]
+    first = drawn.rows.filter(pl.col("row") == "0 communication").row(0, named=True)
+    assert (first["start_ms"], first["end_ms"], first["name"]) == (0.0, 0.04, "all_gather (root)")
+    # Compute of six layers without gaps: a piece a layer and phase.
+    assert drawn.rows.filter(pl.col("row") == "0 compute").height == 12
+
+
+def test_more_ranks_than_lanes_are_said():
+    assert lanes.timeline_rows(fake_run(num_ranks=6, num_steps=1)).note == "Step 0, ranks 0, 1, 2 and 3 of 6."
+
+
+def test_a_long_step_is_thinned_and_it_is_said():
+    run = fake_run(num_ranks=1, num_steps=1)
+    short = pl.DataFrame({"start_ns": [10**18 + 2 * i * 10 for i in range(12_000)]})
+    row = run.work.head(1).drop("start_ns", "index", "dur_ns")
+    many = short.join(row, how="cross").with_columns(dur_ns=pl.lit(10, pl.Int64), index=pl.lit(1, pl.Int64))
+    run.work = many.select(run.work.columns)
+    drawn = lanes.timeline_rows(run)
+    assert drawn.rows.height <= drawing.MAX_ROWS
+    assert "12,001 pieces of work are drawn as" in drawn.note
+    spec(charts.timeline(drawn.rows))
+
+
+def slice_frame(*spans):
+    return pl.DataFrame(
+        [(lane, label, start, end) for lane, label, start, end in spans],
+        schema=["lane", "label", "start_ns", "end_ns"],
+        orient="row",
+    )
+
+
+def test_touching_neighbours_always_join_and_others_only_as_needed():
+    frame = slice_frame(
+        ("a", "x", 0, 10), ("a", "x", 10, 20), ("a", "x", 23, 30), ("a", "x", 40, 50), ("a", "y", 50, 60)
+    )
+    joined, gap = drawing.merge_slices(frame, ["lane"], ["label"], limit=4)
+    assert joined.select("start_ns", "end_ns", "count").rows() == [(0, 20, 2), (23, 30, 1), (40, 50, 1), (50, 60, 1)]
+    assert gap == 0
+    joined, gap = drawing.merge_slices(frame, ["lane"], ["label"], limit=3)
+    assert joined.select("start_ns", "end_ns", "count").rows() == [(0, 30, 3), (40, 50, 1), (50, 60, 1)]
+    assert gap == 3
+
+
+def test_neighbours_of_another_label_part_what_is_alike():
+    frame = slice_frame(("a", "x", 0, 10), ("a", "y", 10, 20), ("a", "x", 20, 30))
+    joined, _ = drawing.merge_slices(frame, ["lane"], ["label"], limit=1)
+    assert joined["count"].to_list() == [1, 1, 1]
+
+
+def test_merging_nothing_and_one():
+    for rows in (0, 1):
+        joined, gap = drawing.merge_slices(slice_frame(("a", "x", 0, 10)).head(rows), ["lane"], ["label"])
+        assert (joined.height, gap) == (rows, 0)
+
+
+def test_a_thinned_curve_keeps_its_extremes_and_ends():
+    values = [100] * 10_000
+    values[1234], values[8765] = 999, 1
+    frame = pl.DataFrame({"ts_ns": range(10_000), "bytes": values})
+    thin = drawing.thin_curve(frame, "bytes", 400)
+    assert thin.height <= 400
+    assert thin.filter(pl.col("bytes") != 100).rows() == [(1234, 999), (8765, 1)]
+    assert (thin["ts_ns"][0], thin["ts_ns"][-1]) == (0, 9_999)
+    assert drawing.thin_curve(frame.head(1), "bytes", 400).height == 1
+
+
+def test_layers_are_in_the_order_of_their_numbers():
+    labels = ["layers.10", "layers.9", drawing.NO_LAYER, drawing.ROOT, "layers.2..layers.3", "layers.2"]
+    assert list(drawing.layer_order(labels)) == [
+        drawing.ROOT,
+        "layers.2",
+        "layers.2..layers.3",
+        "layers.9",
+        "layers.10",
+        drawing.NO_LAYER,
+    ]
+
+
+def test_layer_labels():
+    frame = pl.DataFrame({"layer": ["", None, "layers.0", "..layers.3"]})
+    assert frame.select(drawing.layer_label())["literal"].to_list() == [
+        "(root)",
+        "(no layer)",
+        "layers.0",
+        "(root)..layers.3",
+    ]
+
+
+def test_memory_keeps_the_peak_and_the_floor():
+    curves = frames.memory_rows(fake_run(num_ranks=1))
+    assert curves.rows["mib"].max() == curves.peaks["mib"][0]
+    # ZeRO-2 of 6,000 parameters on one rank: 16 bytes each.
+    assert curves.floor_mib == 16 * 6_000 / 2**20
+
+
+def test_times_are_exact_before_they_are_floats():
+    frame = pl.DataFrame({"t": [10**18 + 123_456]})
+    assert frame.select(drawing.ms("t", 10**18)).item() == 0.123456
+    assert US == 1_000
+
+
+def test_lanes_name_the_device_only_where_a_rank_has_several():
+    run = fake_run(num_steps=1)
+    own = pl.format("cuda:{}", "rank")
+    run.work = run.work.with_columns(device=own)
+    assert "0 compute" in lanes.timeline_rows(run).rows["row"]
+    run.work = run.work.with_columns(
+        device=pl.when(pl.col("class") == "comm").then(pl.lit("cuda:1")).otherwise(pl.lit("cuda:0"))
+    )
+    assert "0 compute cuda:0" in lanes.timeline_rows(run).rows["row"]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_runs import empty_run, fake_run
+
+from tracekit.cli import catalogue
+from tracekit.errors import UsageError
+from tracekit.report.write import TABLES, analyse, write_report
+
+
+def test_three_files_and_the_sentences(tmp_path):
+    paths = write_report([fake_run()], tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "trace.pftrace"]
+    assert paths.html.read_text("utf-8").startswith("<!doctype html>")
+    assert paths.verdicts[0].startswith("FSDP2 without resharding moved 2.00Ψ")
+
+
+def test_numbers_are_whole_and_unknown_is_null(tmp_path):
+    paths = write_report([fake_run("a"), fake_run("b")], tmp_path)
+    report = json.loads(paths.json.read_text("utf-8"))
+    assert report["format"] == 1
+    assert [run["name"] for run in report["runs"]] == ["a", "b"]
+    run = report["runs"][0]
+    assert set(run) == {"name", "facts", "summary", "verdicts", "tables"}
+    assert set(run["tables"]) == set(TABLES)
+    assert run["tables"]["breakdown"][0] == {
+        "rank": 0,
+        "step": 0,
+        "step_ns": 1_000_000,
+        "compute_ns": 600_000,
+        "exposed_comm_ns": 80_000,
+        "exposed_copy_ns": 0,
+        "idle_ns": 320_000,
+        "residual_ns": 0,
+    }
+    cut = [row for row in run["tables"]["collectives"] if row["payload_bytes"] is None]
+    assert len(cut) == 2
+    assert run["facts"]["coverage"] == {"bytes_known": 70, "collectives": 72}
+    assert "NaN" not in paths.json.read_text("utf-8")
+
+
+def test_summary_of_a_run_by_hand():
+    summary = analyse(fake_run(), "a").summary
+    assert summary["step_ns"] == 1_000_000
+    assert summary["exposed_comm_ns"] == 80_000
+    assert summary["hidden_ratio"] == 400 / 480
+    assert summary["num_collectives"] == 12
+
+
+def test_an_empty_run_is_reported_too(tmp_path):
+    paths = write_report([empty_run()], tmp_path)
+    tables = json.loads(paths.json.read_text("utf-8"))["runs"][0]["tables"]
+    assert all(rows == [] for rows in tables.values())
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    paths = write_report([fake_run("run"), fake_run("run")], tmp_path)
+    names = [run["name"] for run in json.loads(paths.json.read_text("utf-8"))["runs"]]
+    assert names == ["run (1)", "run (2)"]
+    assert paths.verdicts[0].startswith("run (1): ")
+
+
+def test_nothing_is_replaced_unasked(tmp_path):
+    (tmp_path / "trace.pftrace").write_bytes(b"mine")
+    with pytest.raises(UsageError, match="--force"):
+        write_report([fake_run()], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.pftrace"]
+    write_report([fake_run()], tmp_path, force=True)
+    assert (tmp_path / "trace.pftrace").read_bytes() != b"mine"
+
+
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tracekit.report.write.write_trace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report([fake_run()], tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_no_run_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="at least one run"):
+        write_report([], tmp_path)
+
+
+def test_the_report_holds_the_tables_that_show_knows():
+    known = {table.name: table.home for table in catalogue.TABLES}
+    for name, home in TABLES.items():
+        assert known[name] == home
+    # Per-event tables stay out: trace.pftrace has every event.
+    assert set(known) - set(TABLES) == {"work", "allocations"}

@@ -1,0 +1,138 @@
+"""Where each step's time went on the device: compute, exposed communication, exposed copies, idle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from tracekit import intervals
+from tracekit.analyzers.overlap import PLACE, union_by_place
+from tracekit.model.device_time import hiding
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "step": pl.Int64,
+        "step_ns": pl.Int64,
+        "compute_ns": pl.Int64,
+        "exposed_comm_ns": pl.Int64,
+        "exposed_copy_ns": pl.Int64,
+        "idle_ns": pl.Int64,
+        "residual_ns": pl.Int64,
+    }
+)
+
+_WINDOW = ("rank", "cycle", "device", "step", "start_ns", "end_ns")
+
+
+class _Shares(NamedTuple):
+    """What a device did, as disjoint sets, and all of it together."""
+
+    compute: intervals.Intervals
+    exposed_comm: intervals.Intervals
+    exposed_copy: intervals.Intervals
+    busy: intervals.Intervals
+
+
+def breakdown(run: Run) -> pl.DataFrame:
+    """Each step's length on the device and the four parts it divides into, in ns; one row a rank and step.
+
+    A moment counts as compute when any compute runs (but for a crossing with communication of its own lane, which
+    hides nothing), else as exposed communication when any communication
+    runs, else as exposed copy when any copy runs, else as idle: so the parts never overlap and `residual_ns`,
+    the step minus its parts, is 0. Work of class `other` (waits, unknown rows) occupies nothing and counts as
+    idle.
+
+    On a GPU the step's window runs from the start of its first work to the start of the next step's first
+    work, so that windows never overlap: what a step launched and the device still did then counts in the next
+    one's. A step that no step follows at once (the last one, one before a pause of the recording) ends with its
+    last work. On the CPU the recorder's step marks are
+    the windows. A rank that drives several GPUs gives the sum over them.
+
+    Work that no step launched (step null in the overlap table) belongs to no row; :func:`outside_steps` tells
+    how much it is.
+    """
+    work = _on_device(run.work)
+    shares = _shares(work)
+    columns = [[], [], [], [], []]  # window, compute, exposed comm, exposed copy, idle
+    windows = _windows(run, work)
+    for rank, device, start, end in windows.select(*PLACE, "start_ns", "end_ns").iter_rows():
+        window = intervals.union([start], [end])
+        length = intervals.length(window)
+        share = shares.get((rank, device))
+        parts = [_inside(part, window) for part in share] if share else [0, 0, 0, 0]
+        for column, value in zip(columns, [length, *parts[:3], length - parts[3]], strict=True):
+            column.append(value)
+    names = [name for name in SCHEMA if name.endswith("_ns")][:5]
+    rows = windows.with_columns(
+        pl.Series(name, values, dtype=pl.Int64) for name, values in zip(names, columns, strict=True)
+    )
+    parts = pl.col("compute_ns") + pl.col("exposed_comm_ns") + pl.col("exposed_copy_ns") + pl.col("idle_ns")
+    return (
+        rows.group_by("rank", "cycle", "step", maintain_order=True)
+        .agg(pl.col(names).sum())
+        .with_columns((pl.col("step_ns") - parts).alias("residual_ns"))
+        .sort("rank", "cycle", "step")
+        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
+
+
+def outside_steps(run: Run) -> tuple[int, int]:
+    """How long devices were busy with work that no step launched, and how long they were busy at all, in ns."""
+    work = _on_device(run.work).filter(pl.col("class").is_in(["compute", "comm", "copy"]))
+    outside = work.join(run.steps, on=["rank", "cycle", "step"], how="anti", nulls_equal=True)
+    some, all_of_it = (
+        sum(intervals.length(union) for union in union_by_place(rows).values()) for rows in (outside, work)
+    )
+    return some, all_of_it
+
+
+def _inside(part: intervals.Intervals, window: intervals.Intervals) -> int:
+    return int(intervals.covered(window.starts, window.ends, part).sum())
+
+
+def _on_device(work: pl.DataFrame) -> pl.DataFrame:
+    """The work of each rank's accelerator where it has one, else of its CPU."""
+    has_accelerator = (pl.col("device") != "cpu").any().over("rank")
+    return work.filter((pl.col("device") != "cpu") | ~has_accelerator)
+
+
+def _shares(work: pl.DataFrame) -> dict[tuple[object, ...], _Shares]:
+    by_class = {name: union_by_place(work.filter(pl.col("class") == name)) for name in ("compute", "comm", "copy")}
+    busy = union_by_place(work.filter(pl.col("class").is_in(list(by_class))))
+    cover = hiding(work)
+    shares: dict[tuple[object, ...], _Shares] = {}
+    for place, union in busy.items():
+        compute, comm, copy = (by_class[name].get(place, intervals.EMPTY) for name in by_class)
+        exposed = intervals.subtract(comm, cover.get(place, intervals.EMPTY))
+        exposed_copy = intervals.subtract(intervals.subtract(copy, compute), comm)
+        shares[place] = _Shares(intervals.subtract(compute, exposed), exposed, exposed_copy, union)
+    return shares
+
+
+def _windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
+    """The window of each step on each device: rank, cycle, device, step, start_ns, end_ns."""
+    on_cpu = run.steps.join(
+        work.filter(pl.col("device") != "cpu").select("rank").unique(), on="rank", how="anti"
+    ).with_columns(pl.lit("cpu").alias("device"))
+    key = ["rank", "cycle", "step"]
+    marked = run.steps.select(*key, pl.col("start_ns").alias("from_ns"), pl.col("end_ns").alias("to_ns"))
+    stretches = (
+        work.filter(pl.col("device") != "cpu")
+        .join(marked, on=key, how="inner", nulls_equal=True)
+        .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
+        .group_by("rank", "cycle", "device", "step", "from_ns", "to_ns")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .sort("rank", "cycle", "device", "start_ns", "step")
+    )
+    device = ["rank", "cycle", "device"]
+    # Time between steps that do not follow on one another was not recorded, or is that of a step without work.
+    follows = pl.col("from_ns").shift(-1).over(device) == pl.col("to_ns")
+    following = pl.col("start_ns").shift(-1).over(device)
+    end = pl.when(follows).then(following).otherwise(pl.min_horizontal("end_ns", following))
+    on_gpu = stretches.with_columns(end.alias("end_ns"))
+    return pl.concat([on_cpu.select(_WINDOW), on_gpu.select(_WINDOW)], how="vertical_relaxed")

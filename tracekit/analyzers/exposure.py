@@ -1,0 +1,200 @@
+"""Why each exposed nanosecond of communication was exposed, and which knob would change it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from tracekit import intervals
+from tracekit.analyzers.overlap import communication
+from tracekit.model.device_time import PLACE, hiding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from tracekit.intervals import Intervals
+    from tracekit.model.run import Run
+
+# cause -> the knob. One line each: what to try, by its name in torch or DeepSpeed.
+ADVICE = {
+    "late rank": "another rank came later: look at that rank's data loading, its clock speed or an uneven batch",
+    "first use": "nothing ran before it to hide under: a smaller first unit, or gather it in the step before",
+    "end of step": "nothing is left to hide it under: a smaller last bucket or unit, or overlap it with the next step",
+    "serialised": "it waited behind another collective on its lane: fewer, larger collectives, or a stream of its own",
+    "launched late": "the device ran dry before the CPU issued it: torch.compile, CUDA graphs, larger micro-batches",
+    "no prefetch": "issued only when it was needed: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
+    "synchronous": "the computing thread waited for it: asynchronous collectives (on a CPU, FSDP2's async unshard)",
+    "bandwidth": "longer than the compute beside it: larger micro-batches, reshard_after_forward, a smaller dtype",
+}
+SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "step": pl.Int64,
+        "layer": pl.String,
+        "phase": pl.String,
+        "kind": pl.String,
+        "cause": pl.String,
+        "exposed_ns": pl.Int64,
+        "advice": pl.String,
+    }
+)
+BOUND_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "step": pl.Int64,
+        "step_ns": pl.Int64,
+        "exposed_ns": pl.Int64,
+        "hideable_ns": pl.Int64,
+        "bound_ns": pl.Int64,
+    }
+)
+# Two things that begin within this time of one another on a device belong together (launch and event latency).
+SLACK_NS = 20_000
+# Collectives that bring what the next compute needs.
+GATHERS = ("all_gather", "broadcast")
+
+
+class _Device(NamedTuple):
+    """The compute of one device of one rank, in time order."""
+
+    busy: Intervals
+    starts: npt.NDArray[np.int64]
+    layers: list[str | None]
+    # Of each step: the start of its first compute, and of its last in forward or backward (where these are known).
+    reaches: dict[int | None, tuple[int | None, int | None]]
+    is_cpu: bool
+
+
+def blame(run: Run) -> pl.DataFrame:
+    """Exposed time by cause: SCHEMA, largest first within a rank and step.
+
+    Every exposed nanosecond has one collective, the one that started first of those in flight, and one cause:
+
+    - `late rank`: the collective was still waiting for another rank (needs all ranks of its group);
+    - `first use`: no compute of the step ran before it;
+    - `end of step`: forward and backward are over when it begins;
+    - `serialised`: issued before the collective ahead of it on its lane ended, and started when that one did;
+    - `no prefetch`: a gather that started only when the compute before it had ended, and whose layer computes next;
+    - `synchronous`: on a CPU, anything else that the computing thread waited for;
+    - `launched late`: issued after the device had run out of compute;
+    - `bandwidth`: it ran beside compute and outlasted it.
+
+    Causes add up to the exposed time of the step.
+    """
+    rows = list(_causes(run))
+    table = pl.DataFrame(rows, schema=dict(list(SCHEMA.items())[:-1]), orient="row")
+    keys = ["rank", "step", "layer", "phase", "kind", "cause"]
+    return (
+        table.group_by(keys)
+        .agg(pl.col("exposed_ns").sum())
+        .filter(pl.col("exposed_ns") > 0)
+        .with_columns(pl.col("cause").replace_strict(ADVICE, return_dtype=pl.String).alias("advice"))
+        .sort("rank", "step", "exposed_ns", *keys[2:], descending=[False, False, True, *[False] * 4])
+        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
+
+
+def bound(run: Run) -> pl.DataFrame:
+    """How short each step could be if every exposed nanosecond that could overlap did: BOUND_SCHEMA.
+
+    `hideable_ns` is the smaller of the exposed communication and the compute that has no communication beside it;
+    `bound_ns` is the step without it.
+    """
+    from tracekit.analyzers.breakdown import breakdown
+    from tracekit.analyzers.overlap import overlap
+
+    hidden = overlap(run, by=["rank", "step"]).select("rank", "step", "overlapped_ns")
+    free = pl.col("compute_ns") - pl.col("overlapped_ns").fill_null(0)
+    return (
+        breakdown(run)
+        .join(hidden, on=["rank", "step"], how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(
+            pl.col("exposed_comm_ns").alias("exposed_ns"),
+            pl.min_horizontal("exposed_comm_ns", pl.max_horizontal(free, pl.lit(0))).alias("hideable_ns"),
+        )
+        .with_columns((pl.col("step_ns") - pl.col("hideable_ns")).alias("bound_ns"))
+        .select(pl.col(name).cast(dtype) for name, dtype in BOUND_SCHEMA.items())
+    )
+
+
+def _causes(run: Run) -> Iterator[tuple[object, ...]]:
+    """(rank, step, layer, phase, kind, cause, exposed_ns) for each piece of communication and cause."""
+    cover = hiding(run.work)
+    compute = run.work.filter(pl.col("class") == "compute").sort("start_ns").partition_by(PLACE, as_dict=True)
+    ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index")
+    for place, group in ran.partition_by(PLACE, as_dict=True, maintain_order=True).items():
+        hidden_by = cover.get(place, intervals.EMPTY)
+        device = _device(compute.get(place, run.work.clear()), hidden_by, is_cpu=place[1] == "cpu")
+        # A moment in which collectives of two steps run counts in each of the steps, as in the overlap table.
+        accounted: dict[int | None, int] = {}
+        lane_ends: dict[str, int] = {}
+        for row in group.iter_rows(named=True):
+            start, end = row["start_ns"], row["start_ns"] + row["dur_ns"]
+            until = accounted.get(row["step"], start)
+            own = intervals.union([max(start, until)], [end])
+            accounted[row["step"]] = max(until, end)
+            exposed = intervals.subtract(own, hidden_by)
+            # A call waits at its first kernel.
+            waited = intervals.clip(exposed, start, start + (row["wait_ns"] or 0 if row["is_collective"] else 0))
+            rest = intervals.length(exposed) - intervals.length(waited)
+            where = (row["rank"], row["step"], row["layer"], row["phase"], row["kind"])
+            yield (*where, "late rank", intervals.length(waited))
+            yield (*where, _cause(row, lane_ends.get(row["lane"]), device), rest)
+            lane_ends[row["lane"]] = end
+
+
+def _device(work: pl.DataFrame, busy: Intervals, *, is_cpu: bool) -> _Device:
+    learning = pl.col("start_ns").filter(pl.col("phase").is_in(["forward", "backward"])).max()
+    any_other = pl.col("start_ns").filter(pl.col("phase") != "optimizer").max()
+    last = pl.coalesce(learning, any_other).alias("last")
+    reaches = work.group_by("step").agg(pl.col("start_ns").min().alias("first"), last)
+    return _Device(
+        busy,
+        work["start_ns"].to_numpy(),
+        work["layer"].to_list(),
+        {step: (first, last) for step, first, last in reaches.iter_rows()},
+        is_cpu,
+    )
+
+
+def _cause(row: dict[str, Any], lane_end: int | None, device: _Device) -> str:
+    """The cause of what is exposed of one collective once waiting for late ranks is taken off."""
+    start = row["start_ns"]
+    issued = start if row["issued_ns"] is None else row["issued_ns"]
+    first, last = device.reaches.get(row["step"], (None, None))
+    if first is None or first >= start:
+        return "first use"
+    if last is None or last < start:
+        return "end of step"
+    if lane_end is not None and issued < lane_end and start - lane_end <= SLACK_NS:
+        return "serialised"
+    before = _compute_end_before(device.busy, start)
+    return "bandwidth" if before is None else _cause_after_compute(row, issued, before, device)
+
+
+def _cause_after_compute(row: dict[str, Any], issued: int, before: int, device: _Device) -> str:
+    """The cause for a collective that began when no compute ran any more; the last ended at `before`."""
+    needed = row["kind"] in GATHERS and _next_layer(device, row["start_ns"] + row["dur_ns"]) in (row["layer"], None)
+    if needed and (device.is_cpu or issued < before):
+        return "no prefetch"
+    if device.is_cpu:
+        return "synchronous"
+    return "launched late" if issued >= before else "bandwidth"
+
+
+def _compute_end_before(compute: Intervals, start: int) -> int | None:
+    """When the compute before `start` ended; null where compute runs at that moment."""
+    at = int(np.searchsorted(compute.starts, start, side="right")) - 1
+    if at < 0 or compute.ends[at] > start:
+        return None
+    return int(compute.ends[at])
+
+
+def _next_layer(device: _Device, end: int) -> str | None:
+    """The layer of the first compute from `end` on; null where it is unknown."""
+    at = int(np.searchsorted(device.starts, end, side="left"))
+    return device.layers[at] if at < len(device.layers) else None

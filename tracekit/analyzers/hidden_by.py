@@ -1,0 +1,127 @@
+"""Which work hid each collective: layer by layer, the compute that it ran beside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from tracekit import intervals
+from tracekit.analyzers.overlap import communication
+from tracekit.model.device_time import PLACE, hiding
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from tracekit.intervals import Intervals
+    from tracekit.model.run import Run
+
+SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "step": pl.Int64,
+        "layer": pl.String,
+        "phase": pl.String,
+        "kind": pl.String,
+        "start_ns": pl.Int64,
+        "dur_ns": pl.Int64,
+        "overlapped_ns": pl.Int64,
+        "hider": pl.String,
+        "hider_layer": pl.String,
+        "hider_phase": pl.String,
+        "hidden_ns": pl.Int64,
+    }
+)
+_HIDER = ("hider", "hider_layer", "hider_phase")
+# A name with a size or address inside a template is long enough to fill a page; its head tells what it is.
+_LONGEST_NAME = 200
+
+
+def hiders(run: Run) -> pl.DataFrame:
+    """The work that each piece of communication ran beside, the longest first: SCHEMA.
+
+    One row for each name, layer and phase of compute (`hider` and the next two); the `hidden_ns` of a piece add
+    up to its `overlapped_ns`. Where several computed at the same moment, it counts for the one that started first.
+    Communication that nothing hid has one row with a null hider and 0.
+    """
+    cover = hiding(run.work)
+    compute = run.work.filter(pl.col("class") == "compute").sort("start_ns", "index")
+    kernels = compute.partition_by(PLACE, as_dict=True)
+    ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index").with_row_index("piece")
+    parts = [
+        _beside(group, _free(kernels[place], run.work), cover[place])
+        for place, group in ran.partition_by(PLACE, as_dict=True, maintain_order=True).items()
+        if place in kernels
+    ]
+    found = pl.concat(parts) if parts else ran.head(0).select("piece", *_nothing())
+    return (
+        ran.join(found, on="piece", how="left", maintain_order="left")
+        .with_columns(pl.col("hidden_ns").fill_null(0))
+        .with_columns(pl.col("hidden_ns").sum().over("piece").alias("overlapped_ns"))
+        .sort("rank", "start_ns", "piece", "hidden_ns", *_HIDER, descending=[False, False, False, True, *[False] * 3])
+        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
+
+
+def _free(kernels: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """The kernels of a device without what crosses communication of their own lane, which hides nothing."""
+    here = kernels.select(*PLACE).unique()
+    comm = work.filter(pl.col("class") == "comm").join(here, on=PLACE, how="semi")
+    whole, pieces = kernels, list[pl.DataFrame]()
+    for (lane,), sent in comm.partition_by("lane", as_dict=True).items():
+        busy = intervals.union(sent["start_ns"], sent["start_ns"] + sent["dur_ns"])
+        ends = kernels["start_ns"] + kernels["dur_ns"]
+        crosses = (intervals.covered(kernels["start_ns"], ends, busy) > 0) & (kernels["lane"] == lane).to_numpy()
+        whole = whole.join(kernels.filter(crosses), on="index", how="anti")
+        pieces += [_without(kernel, busy) for kernel in kernels.filter(crosses).iter_slices(1)]
+    return pl.concat([whole, *pieces]).sort("start_ns", "index")
+
+
+def _without(kernel: pl.DataFrame, busy: Intervals) -> pl.DataFrame:
+    """The pieces of one kernel outside `busy`."""
+    start = kernel["start_ns"][0]
+    left = intervals.subtract(intervals.union([start], [start + kernel["dur_ns"][0]]), busy)
+    pieces = {"start_ns": left.starts, "dur_ns": left.ends - left.starts}
+    return kernel[[0] * left.starts.size].with_columns(**{name: pl.Series(ns) for name, ns in pieces.items()})
+
+
+def _beside(pieces: pl.DataFrame, kernels: pl.DataFrame, cover: Intervals) -> pl.DataFrame:
+    """How much of each piece each kind of compute hid, in ns; only what is more than 0."""
+    ends = (kernels["start_ns"] + kernels["dur_ns"]).to_numpy()
+    # What each kernel ran alone or was the first to run: disjoint, in order, and together all of the compute.
+    reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(ends)[:-1])) if ends.size else ends
+    starts = np.maximum(kernels["start_ns"].to_numpy(), reach)
+    ends = np.maximum(ends, starts)
+    begin = pieces["start_ns"].to_numpy()
+    end = begin + pieces["dur_ns"].to_numpy()
+    nth, kernel = _crossing(np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, end, side="left"))
+    hidden = intervals.covered(np.maximum(starts[kernel], begin[nth]), np.minimum(ends[kernel], end[nth]), cover)
+    names = kernels.select(
+        pl.col("name").str.head(_LONGEST_NAME).alias("hider"),
+        pl.col("layer").alias("hider_layer"),
+        pl.col("phase").alias("hider_phase"),
+    )
+    return (
+        names[kernel]
+        .with_columns(pieces["piece"].gather(nth), pl.Series("hidden_ns", hidden, dtype=pl.Int64))
+        .group_by("piece", *_HIDER)
+        .agg(pl.col("hidden_ns").sum())
+        .filter(pl.col("hidden_ns") > 0)
+        .select("piece", *_HIDER, "hidden_ns")
+    )
+
+
+def _crossing(first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+    """All pairs (i, k) with first[i] <= k < last[i]."""
+    counts = np.maximum(last - first, 0)
+    nth = np.repeat(np.arange(counts.size), counts)
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    return nth, first[nth] + np.arange(nth.size) - before
+
+
+def _nothing() -> list[pl.Expr]:
+    return [
+        *(pl.lit(None, pl.String).alias(name) for name in _HIDER),
+        pl.lit(None, pl.Int64).alias("hidden_ns"),
+    ]

@@ -1,0 +1,201 @@
+"""The walk from the lesson's closed form to the recorded bytes, in named terms that add up exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tracekit.analyzers import volume
+from tracekit.analyzers.complete_steps import complete_steps
+from tracekit.analyzers.expectation import Expectation, expectation
+from tracekit.errors import UsageError
+from tracekit.plan.schema import PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.model.run import Run
+
+BY = PLACES
+THEORY, MEASURED, UNEXPLAINED = "theory", "measured", "unexplained"
+SMALL, EMULATED = "norm and loss all-reduces beyond the plan", "emulated by the backend"
+
+_STEP = ("rank", "step")
+_SIZES = ("numel", "payload_bytes", "backend_numel")
+_LAST = {SMALL: 1000, EMULATED: 1001, MEASURED: 1002, UNEXPLAINED: 1003}
+# All-reduces outside forward and backward of at most so many elements are norms, losses and flags.
+_SMALL_NUMEL = 1024
+
+
+def ledger(
+    run: Run,
+    *,
+    by: Sequence[str] = (),
+    expected: Expectation | None = None,
+    partial: bool = False,
+    summed: bool = False,
+) -> pl.DataFrame:
+    """Steps from theory to the trace in named terms: rank, step, those of `by`, term, numel, psi, payload_bytes, …
+
+    Rows of each complete step (and group of `by`: any of layer, phase, kind, axis, dtype): `theory`, the plan's terms
+    with their sign, `measured`, and last `unexplained`: measured less all terms before it.
+
+    - `numel` counts elements times passes of what was asked for, `psi` is that over Ψ, `payload_bytes` counts payloads
+      once;
+    - small all-reduces between backward and optimizer that no plan knows are a term, as they carry no gradients;
+    - `backend_numel` counts by the passes of what the backend ran instead, with a term of its own for what it emulates;
+    - `coverage` is the share of the collectives whose size is known. Below 1 nothing is compared, `unexplained` is
+      null, unless `partial`.
+
+    `summed` adds up all complete steps of all ranks; rank and step are null then. Without an expectation (`expected`,
+    else the manifest's) the terms are missing and `unexplained` is null.
+
+    Raises:
+        UsageError: `by` names another column.
+    """
+    groups = _checked(by)
+    known = expected if expected is not None else expectation(run)
+    steps = complete_steps(run)
+    terms = _terms(known, groups)
+    keys = [*_STEP, *groups]
+    measured = _measured(run, steps, keys, terms)
+    planned = steps.join(terms, how="cross").select(*keys, "place", "term", *_SIZES)
+    planned = pl.concat([planned, _small(run, steps, keys, known)], how="vertical_relaxed")
+    if summed:
+        planned, measured = _over_all(planned, groups), _over_all(measured, groups)
+    rest = _rest(planned, measured, keys, known, partial=partial)
+    columns = [*keys, "place", "term", *_SIZES, "coverage"]
+    parts = [planned.with_columns(pl.lit(None, pl.Float64).alias("coverage")), measured, rest]
+    rows = pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
+    psi = pl.lit(known.psi if known.psi is not None else run.psi, pl.Float64)
+    order = [pl.col(key) for key in keys]
+    return (
+        rows.sort(*order, "place", maintain_order=True)
+        .with_columns((pl.col("numel") / psi).alias("psi"))
+        .select(*keys, "term", "numel", "psi", "payload_bytes", "backend_numel", "coverage")
+    )
+
+
+def _terms(known: Expectation, groups: list[str]) -> pl.DataFrame:
+    """The expected terms by group, with their place in the walk; what the backend emulates is the last of them."""
+    places = known.terms.select("term").unique(maintain_order=True).with_row_index("place")
+    sums = (
+        known.terms.group_by("term", *groups, maintain_order=True)
+        .agg(volume.known_sum("numel"), volume.known_sum("payload_bytes"))
+        .join(places, on="term", how="left")
+        .with_columns(pl.col("place").cast(pl.Int64), pl.col("numel").alias("backend_numel"))
+        .select("place", "term", *_SIZES, *groups)
+    )
+    emulated = (
+        known.emulated.group_by(groups or [pl.lit(0).alias("all")])
+        .agg(pl.col("numel").sum().alias("backend_numel"))
+        .select(
+            pl.lit(_LAST[EMULATED], pl.Int64).alias("place"),
+            pl.lit(EMULATED).alias("term"),
+            pl.lit(0, pl.Int64).alias("numel"),
+            pl.lit(0, pl.Int64).alias("payload_bytes"),
+            "backend_numel",
+            *groups,
+        )
+    )
+    kept = (
+        (pl.col("numel") != 0)
+        | (pl.col("payload_bytes") != 0)
+        | (pl.col("backend_numel") != 0)
+        | (pl.col("term") == THEORY)
+    )
+    return pl.concat([sums, emulated], how="vertical_relaxed").filter(kept)
+
+
+def _small(run: Run, steps: pl.DataFrame, keys: list[str], known: Expectation) -> pl.DataFrame:
+    """Norms and losses that the plan does not know: small all-reduces outside forward and backward, beyond its own."""
+    groups = [key for key in keys if key not in _STEP]
+    is_small = (
+        (pl.col("kind") == "all_reduce")
+        & ~pl.col("phase").is_in(["forward", "backward"])
+        & (pl.col("payload_numel") <= _SMALL_NUMEL)
+    )
+    expected = (
+        known.calls.filter(is_small)
+        .group_by(groups or [pl.lit(0).alias("all")])
+        .agg((pl.col("payload_numel") * pl.col("passes")).sum().alias("expected"), pl.col("payload_bytes").sum())
+        .rename({"payload_bytes": "expected_bytes"})
+    )
+    found = (
+        volume.sized(run)
+        .filter(is_small)
+        .join(steps, on=list(_STEP), how="semi")
+        .with_columns(pl.lit(0).alias("all"))
+        .group_by(*keys, "all")
+        .agg(pl.col("passes_numel", "payload_bytes", "backend_numel").sum())
+        .join(expected, on=groups or ["all"], how="left", nulls_equal=True)
+    )
+    more = pl.col("passes_numel") - pl.col("expected").fill_null(0)
+    return found.filter(more > 0, pl.lit(not known.calls.is_empty())).select(
+        *keys,
+        pl.lit(_LAST[SMALL], pl.Int64).alias("place"),
+        pl.lit(SMALL).alias("term"),
+        more.alias("numel"),
+        (pl.col("payload_bytes") - pl.col("expected_bytes").fill_null(0)).alias("payload_bytes"),
+        (pl.col("backend_numel") - pl.col("expected").fill_null(0)).alias("backend_numel"),
+    )
+
+
+def _measured(run: Run, steps: pl.DataFrame, keys: list[str], terms: pl.DataFrame) -> pl.DataFrame:
+    """What the trace holds in each group that it or the plan knows; nothing there is 0."""
+    sized = volume.sized(run).join(steps, on=list(_STEP), how="semi")
+    found = sized.group_by(keys).agg(
+        volume.known_sum("passes_numel").alias("numel"),
+        volume.known_sum("payload_bytes"),
+        volume.known_sum("backend_numel"),
+        pl.col("payload_bytes").is_not_null().mean().alias("coverage"),
+    )
+    groups = [key for key in keys if key not in _STEP]
+    wanted = steps.join(terms.select(groups).unique(), how="cross") if groups else steps
+    both = pl.concat([wanted.select(keys), found.select(keys)]).unique() if groups else wanted
+    joined = both.join(found, on=keys, how="left", nulls_equal=True)
+    absent = pl.col("coverage").is_null()
+    return joined.with_columns(
+        *(pl.when(absent).then(0).otherwise(pl.col(size)).cast(pl.Int64).alias(size) for size in _SIZES),
+        pl.col("coverage").fill_null(1.0),
+        pl.lit(_LAST[MEASURED], pl.Int64).alias("place"),
+        pl.lit(MEASURED).alias("term"),
+    )
+
+
+def _rest(
+    planned: pl.DataFrame, measured: pl.DataFrame, keys: list[str], known: Expectation, *, partial: bool
+) -> pl.DataFrame:
+    """Measured less the terms, null where one of the two is not known."""
+    totals = planned.group_by(keys).agg(*(volume.known_sum(size).alias(f"{size}_expected") for size in _SIZES))
+    joined = measured.join(totals, on=keys, how="left", nulls_equal=True)
+    comparable = pl.lit(known.complete) & ((pl.col("coverage") == 1.0) | partial)
+    bytes_known = known.terms["payload_bytes"].null_count() == 0
+    return joined.with_columns(
+        *(
+            pl.when(comparable & (bytes_known or size != "payload_bytes"))
+            .then(pl.col(size) - pl.col(f"{size}_expected").fill_null(0))
+            .alias(size)
+            for size in _SIZES
+        ),
+        pl.lit(_LAST[UNEXPLAINED], pl.Int64).alias("place"),
+        pl.lit(UNEXPLAINED).alias("term"),
+    )
+
+
+def _over_all(rows: pl.DataFrame, groups: list[str]) -> pl.DataFrame:
+    """The rows added up over ranks and steps; coverage is that of the least known step."""
+    coverage = [pl.col("coverage").min()] if "coverage" in rows.columns else []
+    summed = rows.group_by("place", "term", *groups, maintain_order=True).agg(
+        *(volume.known_sum(size) for size in _SIZES), *coverage
+    )
+    rank, step = rows.schema["rank"], rows.schema["step"]
+    return summed.with_columns(pl.lit(None, rank).alias("rank"), pl.lit(None, step).alias("step"))
+
+
+def _checked(by: Sequence[str]) -> list[str]:
+    unknown = [column for column in by if column not in (*BY, *_STEP)]
+    if unknown:
+        raise UsageError(f"the ledger cannot be grouped by {', '.join(unknown)}; use any of {', '.join(BY)}")
+    return [column for column in dict.fromkeys(by) if column not in _STEP]

@@ -1,0 +1,206 @@
+"""Where memory went: the curve over time by category, its peak, and the floor that ZeRO's formula sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from tracekit.theory import strategy_stage, zero_memory_per_gpu
+
+if TYPE_CHECKING:
+    from tracekit.manifest import Manifest, RankInfo
+    from tracekit.model.run import Run
+
+BASE = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "device": pl.String,
+        "ts_ns": pl.Int64,
+        "allocated_bytes": pl.Int64,
+        "reserved_bytes": pl.Int64,
+    }
+)
+PEAK_SCHEMA = pl.Schema(
+    {"rank": pl.Int32, "device": pl.String, "ts_ns": pl.Int64, "category": pl.String, "bytes": pl.Int64}
+)
+FLOOR_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "stage": pl.Int8,
+        "num_ranks": pl.Int32,
+        "component": pl.String,
+        "theory_bytes": pl.Int64,
+        "held_bytes": pl.Int64,
+    }
+)
+
+# What a rank holds through the window: the recorder measured it, in this order.
+HELD = ("parameters", "gradients", "optimizer_state", "buffers")
+BEFORE_WINDOW = "before the window"
+RESERVED = "reserved beyond allocated"
+
+_PLACE = ("rank", "cycle", "device")
+_CURVE = ("rank", "device")
+
+
+class _Baseline(NamedTuple):
+    """What was allocated when the window began, on one device of one rank."""
+
+    held: dict[str, int]
+    before: int
+
+    def total(self) -> int:
+        return sum(self.held.values()) + self.before
+
+
+def timeline(run: Run) -> pl.DataFrame:
+    """Allocated bytes after every allocation and free, with one column a category; rows in time order.
+
+    Columns: rank, device, ts_ns, allocated_bytes, reserved_bytes, then `<category>_bytes`: first what the
+    recorder measured as held when the window began (parameters, gradients, optimizer_state, buffers), then
+    what was allocated for each purpose since, and `before_the_window_bytes` for the rest. The categories
+    add up to allocated_bytes.
+
+    On a GPU the allocator's own totals are the truth. A CPU has none that reach back before the window, so
+    the curve starts at what was held plus every block that is freed later without having been allocated in
+    the window; without a manifest it counts from the window's start and is a lower bound. `reserved_bytes`
+    is null on a CPU.
+    """
+    names = _categories(run.memory)
+    columns = [*HELD, *names, BEFORE_WINDOW]
+    schema = {**BASE, **{column_of(name): pl.Int64 for name in columns}}
+    curves = [
+        _curve(rows, _baseline(rows, run.manifest), names)
+        for _, rows in run.memory.sort(*_PLACE, "ts_ns", maintain_order=True).group_by(_PLACE, maintain_order=True)
+    ]
+    if not curves:
+        return pl.DataFrame(schema=schema)
+    return pl.concat(curves).select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+
+
+def peak(run: Run) -> pl.DataFrame:
+    """What made up the highest point of each curve: rank, device, ts_ns, category, bytes, largest first.
+
+    The bytes of a device add up to its allocated bytes at that moment, but for the category `reserved beyond
+    allocated`: what the caching allocator kept from the device on top. Categories of 0 bytes are left out.
+    """
+    curve = timeline(run)
+    if curve.is_empty():
+        return pl.DataFrame(schema=PEAK_SCHEMA)
+    top = curve.filter(
+        pl.int_range(pl.len()).over(_CURVE) == pl.col("allocated_bytes").arg_max().over(_CURVE)
+    ).with_columns((pl.col("reserved_bytes") - pl.col("allocated_bytes")).alias(column_of(RESERVED)))
+    names = {column_of(name): name for name in (*HELD, *_categories(run.memory), BEFORE_WINDOW, RESERVED)}
+    return (
+        top.unpivot(list(names), index=[*_CURVE, "ts_ns"], variable_name="category", value_name="bytes")
+        .with_columns(pl.col("category").replace_strict(names, return_dtype=pl.String))
+        .filter(pl.col("bytes") != 0)
+        .sort(*_CURVE, "bytes", descending=[False, False, True], maintain_order=True)
+        .select(pl.col(name).cast(dtype) for name, dtype in PEAK_SCHEMA.items())
+    )
+
+
+def floor(run: Run) -> pl.DataFrame:
+    """The least each rank must hold by the lesson's formula, beside what the recorder measured as held.
+
+    Columns: rank, stage, num_ranks, component (parameters, gradients, optimizer_state, buffers, total),
+    theory_bytes, held_bytes. Theory assumes 2 bytes a parameter and a gradient and 12 bytes of optimizer
+    state, and rounds to whole bytes; it has no buffers. Held is measured between steps, when gradients may
+    be gone. Empty without a manifest, for a strategy that claims no stage, and with tensor parallelism, of which
+    the formula knows nothing.
+    """
+    manifest = run.manifest
+    stage = strategy_stage(manifest.strategy) if manifest is not None else None
+    if manifest is None or stage is None or manifest.psi <= 0:
+        return pl.DataFrame(schema=FLOOR_SCHEMA)
+    if any(axis.axis == "tp" and axis.size > 1 for axis in manifest.mesh):
+        return pl.DataFrame(schema=FLOOR_SCHEMA)
+    ranks = next((axis.size for axis in manifest.mesh if axis.axis == "dp_shard"), manifest.world_size)
+    theory = _theory(manifest.psi, ranks, stage)
+    rows = [
+        (info.rank, stage, ranks, component, expected, _held(info).get(component))
+        for info in manifest.ranks
+        for component, expected in theory.items()
+    ]
+    return pl.DataFrame(rows, schema=FLOOR_SCHEMA, orient="row")
+
+
+def column_of(category: str) -> str:
+    """The column of a category: `unsharded parameters` is in `unsharded_parameters_bytes`."""
+    return category.replace(" ", "_") + "_bytes"
+
+
+def _theory(psi: int, ranks: int, stage: int) -> dict[str, int | None]:
+    """Bytes by component; the total is the lesson's function's own."""
+    share = {
+        "parameters": 2 * psi / (ranks if stage == 3 else 1),
+        "gradients": 2 * psi / (ranks if stage >= 2 else 1),
+        "optimizer_state": 12 * psi / (ranks if stage >= 1 else 1),
+    }
+    total = round(zero_memory_per_gpu(psi, ranks, stage))
+    return {**{name: round(size) for name, size in share.items()}, "buffers": None, "total": total}
+
+
+def _held(info: RankInfo) -> dict[str, int]:
+    if info.held_bytes is None:
+        return {}
+    held = {name: int(getattr(info.held_bytes, name)) for name in HELD}
+    return {**held, "total": sum(held.values())}
+
+
+def _categories(memory: pl.DataFrame) -> list[str]:
+    """Purposes found in the window, in the order of their names; memory from before it is its own matter."""
+    found = memory["category"].drop_nulls().unique().sort().to_list()
+    return [name for name in found if name not in {*HELD, BEFORE_WINDOW}]
+
+
+def _curve(rows: pl.DataFrame, baseline: _Baseline, names: list[str]) -> pl.DataFrame:
+    """The curve of one device in one window; `before` is what is left of allocated once the rest is named."""
+    since = [
+        (pl.when(pl.col("category") == name).then("delta_bytes").otherwise(0)).cum_sum().alias(column_of(name))
+        for name in names
+    ]
+    # The same column may hold what was held before and what came since, when the model names a purpose like
+    # that.
+    start = [
+        pl.lit(baseline.held.get(name, 0))
+        + pl.when(pl.col("category") == name).then("delta_bytes").otherwise(0).cum_sum()
+        for name in HELD
+    ]
+    counted = pl.lit(baseline.total()) + pl.col("delta_bytes").cum_sum()
+    on_cpu = pl.col("device") == "cpu"
+    told = pl.when(on_cpu).then(None).otherwise("allocated_bytes")
+    named = [column_of(name) for name in (*HELD, *names)]
+    return rows.with_columns(
+        *since,
+        *(value.alias(column_of(name)) for name, value in zip(HELD, start, strict=True)),
+        pl.coalesce(told, counted).alias("allocated_bytes"),
+        # The CPU's allocator keeps nothing back, and the profiler writes 0 for what it does not know.
+        pl.when(~on_cpu).then("reserved_bytes").alias("reserved_bytes"),
+    ).with_columns((pl.col("allocated_bytes") - pl.sum_horizontal(named)).alias(column_of(BEFORE_WINDOW)))
+
+
+def _baseline(rows: pl.DataFrame, manifest: Manifest | None) -> _Baseline:
+    """What was there before: measured by the recorder, told by the allocator, or shown by later frees."""
+    rank, device = rows["rank"][0], rows["device"][0]
+    held = _held_on(manifest, rank, device)
+    freed = -int(rows.filter(pl.col("category") == BEFORE_WINDOW)["delta_bytes"].sum())
+    if held:
+        # Gradients held at the start are the first thing a step frees: do not count them twice.
+        held = {**held, "gradients": max(held["gradients"] - max(freed, 0), 0)}
+    total, delta = rows["allocated_bytes"][0], rows["delta_bytes"][0]
+    if device != "cpu" and total is not None:
+        before = total - delta - sum(held.values())
+        # More held than allocated: part of it is elsewhere (offloaded, on another device), and which is not known.
+        return _Baseline(held, before) if before >= 0 else _Baseline({}, total - delta)
+    return _Baseline(held, max(freed, 0))
+
+
+def _held_on(manifest: Manifest | None, rank: int, device: str) -> dict[str, int]:
+    """What the recorder measured on this rank, if this is the device that it measured."""
+    info = next((info for info in manifest.ranks if info.rank == rank), None) if manifest else None
+    measured = (info.device or "cpu") if info else ""
+    if info is None or (device != measured if ":" in measured else not device.startswith(measured)):
+        return {}
+    return {name: size for name, size in _held(info).items() if name != "total"}

@@ -1,0 +1,193 @@
+"""Who waited for whom: each collective on all of its ranks, on one clock; stragglers; the clocks of the hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tracekit.model.collectives.matching import SYMMETRIC
+from tracekit.model.steps import turns
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+SKEW_SCHEMA = pl.Schema(
+    {
+        "step": pl.Int64,
+        "kind": pl.String,
+        "group": pl.String,
+        "seq": pl.Int64,
+        "rank": pl.Int32,
+        "start_ns": pl.Int64,
+        "dur_ns": pl.Int64,
+        "transfer_ns": pl.Int64,
+        "wait_ns": pl.Int64,
+        "last_rank": pl.Int32,
+    }
+)
+CLOCKS_SCHEMA = pl.Schema(
+    {
+        "host": pl.String,
+        "reference": pl.String,
+        "offset_ns": pl.Int64,
+        "spread_ns": pl.Int64,
+        "num_collectives": pl.Int64,
+    }
+)
+MISMATCHES_SCHEMA = pl.Schema(
+    {
+        "step": pl.Int64,
+        "kind": pl.String,
+        "group": pl.String,
+        "in_numel": pl.Int64,
+        "rank": pl.Int32,
+        "num_collectives": pl.Int64,
+        "num_elsewhere": pl.Int64,
+    }
+)
+STRAGGLERS_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "num_last": pl.Int64,
+        "num_collectives": pl.Int64,
+        "waited_ns": pl.Int64,
+        "made_others_wait_ns": pl.Int64,
+    }
+)
+# Ranks leave these together, so their ends are the same moment on every clock.
+_COMMON_END = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+def skew(run: Run) -> pl.DataFrame:
+    """Each matched collective on each of its ranks, ordered by time: SKEW_SCHEMA.
+
+    `start_ns` is on the clock of the first host (see :func:`clocks`). `seq` is the trace's sequence number or, without
+    one, the order of the collective in the table. `last_rank` is the rank that came last, the one with the least wait;
+    it, `transfer_ns` and `wait_ns` are null where a rank of the group is missing or the kind does not bind its ranks.
+    """
+    return _met(run).select(pl.col(name).cast(dtype) for name, dtype in SKEW_SCHEMA.items())
+
+
+def _met(run: Run) -> pl.DataFrame:
+    """SKEW_SCHEMA and `match`, which tells one collective from another of the same step, kind and group."""
+    matched = _matched(run)
+    last = pl.col("rank").sort_by("dur_ns", "rank").first().over("match")
+    begin = pl.col("start_ns").min().over("match")
+    return (
+        matched.with_columns(
+            (pl.col("start_ns") - pl.col("offset_ns")).alias("start_ns"),
+            pl.when(pl.col("transfer_ns").is_not_null()).then(last).alias("last_rank"),
+        )
+        .with_columns(begin.alias("begin"))
+        .sort("begin", "match", "rank")
+        .with_columns(pl.coalesce("seq", pl.struct("begin", "match").rle_id()).alias("seq"))
+    )
+
+
+def clocks(run: Run) -> pl.DataFrame:
+    """How far each host's clock is ahead of the first host's, by the common ends of matched collectives.
+
+    Columns: host, reference, offset_ns (the median over the collectives), spread_ns (the widest distance of one
+    collective from that median: no wait between hosts that is smaller can be told from clock error), num_collectives.
+    Ranks of an unknown host count as hosts of their own ("rank 3").
+    """
+    ends = _ends(run)
+    if ends.is_empty():
+        return pl.DataFrame(schema=CLOCKS_SCHEMA)
+    reference = ends.sort("rank")["host"][0]
+    base = ends.filter(pl.col("host") == reference).group_by("match").agg(pl.col("end_ns").mean().alias("base_ns"))
+    ahead = (
+        ends.group_by("match", "host")
+        .agg(pl.col("end_ns").mean())
+        .join(base, on="match")
+        .with_columns((pl.col("end_ns") - pl.col("base_ns")).alias("ahead"))
+    )
+    center = pl.col("ahead").median()
+    return (
+        ahead.group_by("host")
+        .agg(
+            center.round().alias("offset_ns"),
+            (pl.col("ahead") - center).abs().max().ceil().alias("spread_ns"),
+            pl.len().alias("num_collectives"),
+        )
+        .with_columns(pl.lit(reference).alias("reference"))
+        .sort("host")
+        .select(pl.col(name).cast(dtype) for name, dtype in CLOCKS_SCHEMA.items())
+    )
+
+
+def stragglers(run: Run) -> pl.DataFrame:
+    """How often each rank came last, how long it waited, and how long the longest-waiting other rank waited for it.
+
+    A collective in which nobody waited longer than the spread of the clocks has no last rank.
+    """
+    table = _met(run).drop_nulls("transfer_ns")
+    spread = clocks(run)["spread_ns"].max()
+    longest = pl.col("wait_ns").max().over("match")
+    told = table.with_columns(longest.alias("longest")).with_columns((pl.col("longest") > (spread or 0)).alias("told"))
+    is_last = pl.col("told") & (pl.col("rank") == pl.col("last_rank"))
+    return (
+        told.group_by("rank")
+        .agg(
+            is_last.sum().alias("num_last"),
+            pl.len().alias("num_collectives"),
+            pl.col("wait_ns").sum().alias("waited_ns"),
+            pl.col("longest").filter(is_last).sum().alias("made_others_wait_ns"),
+        )
+        .sort("rank")
+        .select(pl.col(name).cast(dtype) for name, dtype in STRAGGLERS_SCHEMA.items())
+    )
+
+
+def mismatches(run: Run) -> pl.DataFrame:
+    """Where ranks recorded different numbers of the same collective in a step: MISMATCHES_SCHEMA.
+
+    One row a rank that has others than `num_elsewhere`, the number that most ranks have. No waits are told of these.
+    """
+    rows = run.collectives.join(
+        turns(run.steps).select("rank", "cycle", "step", "turn"),
+        on=["rank", "cycle", "step"],
+        how="left",
+        nulls_equal=True,
+    )
+    same = ["cycle", "turn", "group", "kind", "in_numel"]
+    counts = (
+        rows.filter(pl.col("seq").is_null(), pl.col("kind").is_in(SYMMETRIC), pl.col("kind") != "all_to_all")
+        .group_by(*same, "rank")
+        .agg(pl.col("step").first(), pl.len().alias("num_collectives"))
+    )
+    usual = counts.group_by(same).agg(pl.col("num_collectives").mode().min().alias("num_elsewhere"))
+    return (
+        counts.join(usual, on=same, nulls_equal=True)
+        .filter(pl.col("num_collectives") != pl.col("num_elsewhere"))
+        .sort("step", "kind", "group", "in_numel", "rank")
+        .select(pl.col(name).cast(dtype) for name, dtype in MISMATCHES_SCHEMA.items())
+    )
+
+
+def _matched(run: Run) -> pl.DataFrame:
+    """Collectives that ran, seen on more than one rank, with their host and its clock's offset."""
+    offsets = clocks(run).select("host", "offset_ns")
+    return (
+        _with_host(run, run.collectives)
+        .filter(pl.col("dur_ns").is_not_null(), pl.col("num_matched") > 1)
+        .join(offsets, on="host", how="left")
+        .with_columns(pl.col("offset_ns").fill_null(0))
+    )
+
+
+def _ends(run: Run) -> pl.DataFrame:
+    # Without a transfer time it is not certain that the ranks met in this one, and its ends say nothing of clocks.
+    rows = run.collectives.filter(pl.col("transfer_ns").is_not_null(), pl.col("kind").is_in(_COMMON_END))
+    return _with_host(run, rows).select(
+        "rank", "host", "match", (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns")
+    )
+
+
+def _with_host(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
+    hosts = run.ranks.drop_nulls("num_events").select("rank", "host").unique("rank")
+    own = pl.format("rank {}", "rank")
+    return rows.join(hosts, on="rank", how="left", maintain_order="left").with_columns(
+        pl.coalesce("host", own).alias("host")
+    )

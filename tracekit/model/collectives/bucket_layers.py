@@ -1,0 +1,128 @@
+"""The layers of collectives that carry no name of them, from what the manifest knows of order and sizes.
+
+DeepSpeed and DDP send gradients in buckets that know nothing of layers. The manifest tells in which order the gradients
+were ready; a bucket of n elements holds the next parameters that sum up to n. FSDP1 names its units nowhere; they are
+gathered in wrap order, the root first, and reduced in the reverse order, the root last. Where the sums do not meet,
+nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.manifest import Manifest
+
+ROOT = "(root)"  # the root unit's name is empty; inside a span it needs one
+
+_GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def with_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
+    """Return the collectives, which have a `row` number, with the layers of buckets and of FSDP1's units filled in."""
+    return _with_unit_layers(with_bucket_layers(collectives, manifest), manifest)
+
+
+def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
+    """Return the collectives with layer span ("layers.2..layers.3") and phase of gradient buckets filled in."""
+    if manifest is None or not manifest.grad_order:
+        return collectives
+    sizes = {p.name: (p.numel, p.layer) for p in manifest.parameters}
+    gradients = [sizes[name] for name in manifest.grad_order if name in sizes]
+    candidates = collectives.filter(pl.col("kind").is_in(_GRADIENT_KINDS), pl.col("in_numel") > 1)
+    found: dict[int, str] = {}
+    for group in candidates.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
+        numels = group["in_numel"].to_list()
+        kinds = set(group["kind"])
+        spans = None if kinds == {"reduce"} else _bucket_spans(numels, gradients)
+        # Reductions to owners send a bucket in parts; so does an all-reduce of a gradient that no bucket can hold.
+        if spans is None and kinds in ({"reduce"}, {"all_reduce"}):
+            spans = _bucket_spans(numels, gradients, parts=True)
+        found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
+    return _claimed(collectives, found)
+
+
+def _with_unit_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
+    """Layer and phase of the gathers and reductions of FSDP1's flat parameters, a whole step at a time."""
+    flat = {unit.name: unit.flat for unit in (manifest.units if manifest else []) if unit.flat is not None}
+    if manifest is None or not flat:
+        return collectives
+    trained = {parameter.layer for parameter in manifest.parameters if parameter.requires_grad}
+    blocks = [name for name in flat if name]
+    root = [name for name in flat if not name]
+    orders = {
+        ("all_gather", "forward"): [(flat[name].shard_numel, name) for name in root + blocks],
+        ("all_gather", "backward"): [(flat[name].shard_numel, name) for name in reversed(blocks)],
+        ("reduce_scatter", "backward"): [
+            (flat[name].numel, name) for name in [*reversed(blocks), *root] if name in trained
+        ],
+    }
+    found: dict[int, str] = {}
+    for (kind, phase), order in orders.items():
+        rows = collectives.filter(pl.col("kind") == kind, pl.col("phase") == phase)
+        for group in rows.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
+            cycle = [order[place % len(order)] for place in range(group.height)] if order else []
+            whole = order and group.height % len(order) == 0
+            if whole and group["in_numel"].to_list() == [numel for numel, _ in cycle]:
+                found |= dict(zip(group["row"].to_list(), (name for _, name in cycle), strict=True))
+    return _claimed(collectives, found, phase=None)
+
+
+def _claimed(collectives: pl.DataFrame, found: dict[int, str], phase: str | None = "backward") -> pl.DataFrame:
+    if not found:
+        return collectives
+    spans = pl.DataFrame(
+        {"row": list(found), "span": list(found.values())}, schema={"row": pl.UInt32, "span": pl.String}
+    )
+    # The last bucket is flushed after the last backward operator and still carries gradients of the backward.
+    told = pl.coalesce(pl.lit(phase, pl.String), "phase")
+    return (
+        collectives.join(spans, on="row", how="left")
+        .with_columns(
+            pl.coalesce("span", "layer").alias("layer"),
+            pl.when(pl.col("span").is_not_null()).then(pl.lit("manifest")).otherwise("layer_from").alias("layer_from"),
+            pl.when(pl.col("span").is_not_null()).then(told).otherwise("phase").alias("phase"),
+        )
+        .drop("span")
+    )
+
+
+def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]], *, parts: bool = False) -> list[str] | None:
+    """Return the layer span of each bucket, or null unless they are whole passes over the gradients.
+
+    With `parts` a bucket may be sent in several calls, one for each owner of a part; all of them get its span.
+    """
+    spans: list[str] = []
+    position = waiting = 0
+    for call, sent in enumerate(buckets):
+        bucket = waiting + sent
+        if parts and not _ends_with_a_gradient(bucket, gradients, position) and call + 1 < len(buckets):
+            waiting = bucket
+            continue
+        waiting = 0
+        layers: list[str] = []
+        filled = 0
+        while gradients and filled < bucket:
+            numel, layer = gradients[position % len(gradients)]
+            filled += numel
+            position += 1
+            if layer not in layers:
+                layers.append(layer)
+        if filled != bucket:
+            return None
+        spans += [span(layers)] * (call + 1 - len(spans))
+    return spans if gradients and position % len(gradients) == 0 else None
+
+
+def _ends_with_a_gradient(numel: int, gradients: list[tuple[int, str]], position: int) -> bool:
+    """Whether so many elements are whole gradients, from a position on."""
+    filled = 0
+    while gradients and filled < numel:
+        filled += gradients[position % len(gradients)][0]
+        position += 1
+    return filled == numel
+
+
+def span(layers: list[str]) -> str:
+    if len(layers) == 1:
+        return layers[0]
+    return f"{layers[0] or ROOT}..{layers[-1] or ROOT}"

@@ -1,0 +1,193 @@
+"""The collectives of a run: what was asked for, what the backend ran, how big, when, and how much of it was hidden."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit import intervals
+from tracekit.dtypes import ITEM_SIZES, PASSES
+from tracekit.manifest import Manifest
+from tracekit.model import names
+from tracekit.model.attribution.layers import Attribution
+from tracekit.model.collectives.axes import with_axes
+from tracekit.model.collectives.bucket_layers import with_layers
+from tracekit.model.collectives.calls import MOST_ELEMENTS, first_numel
+from tracekit.model.collectives.matching import with_matches, with_waits
+from tracekit.model.device_time import PLACE, hiding
+from tracekit.model.patterns import kind_by_name
+from tracekit.model.recordings import RUN
+from tracekit.model.steps import step_at, turns
+
+# One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is
+# what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_numel` and
+# `payload_bytes`: the full tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring
+# sends, passes x payload x (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name. `layer_from`: FSDP2,
+# recorder, manifest (sizes in the order of gradients), nn.Module, autograd. A collective of several kernels lasts from
+# the first to the last; its overlapped and exposed time leave pauses out. `call`: as in the work table. `match` is the
+# same number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand; `transfer_ns` and
+# `wait_ns` (they add up to `dur_ns`) are null unless all are: see model/matching.py.
+COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "cycle": pl.Int32(),
+    "step": pl.Int64(),
+    "index": pl.Int64(),
+    "device": pl.String(),
+    "lane": pl.String(),
+    "layer": pl.String(),
+    "layer_from": pl.String(),
+    "phase": pl.String(),
+    "kind": pl.String(),
+    "backend_kind": pl.String(),
+    "group": pl.String(),
+    "group_size": pl.Int32(),
+    "axis": pl.String(),
+    "axis_from": pl.String(),
+    "seq": pl.Int64(),
+    "dtype": pl.String(),
+    "in_numel": pl.Int64(),
+    "out_numel": pl.Int64(),
+    "payload_numel": pl.Int64(),
+    "payload_bytes": pl.Int64(),
+    "passes": pl.Int8(),
+    "wire_bytes": pl.Int64(),
+    "issued_ns": pl.Int64(),
+    "start_ns": pl.Int64(),
+    "dur_ns": pl.Int64(),
+    "overlapped_ns": pl.Int64(),
+    "exposed_ns": pl.Int64(),
+    "call": pl.Int64(),
+    "match": pl.Int64(),
+    "num_matched": pl.Int32(),
+    "num_needed": pl.Int32(),
+    "wait_ns": pl.Int64(),
+    "transfer_ns": pl.Int64(),
+    "kind_from": pl.String(),
+    "bytes_from": pl.String(),
+}
+
+
+def collectives(
+    arguments: pl.DataFrame,
+    calls: pl.DataFrame,
+    work: pl.DataFrame,
+    steps: pl.DataFrame,
+    attribution: Attribution,
+    *,
+    annotations: pl.DataFrame,
+    manifest: Manifest | None = None,
+    world_size: int | None = None,
+) -> pl.DataFrame:
+    """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once.
+
+    `arguments` are those of rows that name a collective, as read.
+    """
+    if calls.is_empty() and not (work["class"] == "comm").any():
+        return pl.DataFrame(schema=COLLECTIVES_SCHEMA)
+    rows = _calls_with_work(_executions(arguments, work), calls)
+    rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
+    rows = with_layers(rows.sort("at_ns", "index"), manifest)
+    rows = _with_sizes(with_axes(rows, manifest, annotations))
+    together = turns(steps).select(*RUN, "step", "turn")
+    rows = rows.join(together, on=[*RUN, "step"], how="left", nulls_equal=True)
+    rows = with_waits(with_matches(rows, world_size))
+    ordered = rows.sort(*RUN, "at_ns", "index")
+    return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA, strict=False)  # type: ignore[arg-type]
+
+
+def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row.
+
+    A call of several kernels lasts from the first to the last of them; overlapped and exposed leave its pauses out.
+    """
+    own = [name for name in arguments.columns if name not in {*RUN, "index", "group_desc"}]
+    comm = work.filter(pl.col("class") == "comm").join(arguments, on=[*RUN, "index"], how="left")
+    alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
+    key = [*RUN, "call", "alone"]
+    comm = _with_overlap(comm.with_columns(alone.alias("alone")), work)
+    return (
+        comm.sort("start_ns")
+        .group_by(key, maintain_order=True)
+        .agg(
+            pl.col("index", "device", "lane", "name", "start_ns", "launched_ns", *own).first(),
+            (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns"),
+            pl.col("overlapped_ns", "exposed_ns").sum(),
+        )
+        .with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("dur_ns"))
+        .drop("end_ns", "alone")
+    )
+
+
+def _with_overlap(comm: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Add how much of each piece of communication ran beside compute on its own device, and the rest."""
+    cover = hiding(work)
+    # Kernels of one call may run side by side: what two of them share counts for the first.
+    ends = pl.col("start_ns") + pl.col("dur_ns")
+    reach = ends.cum_max().shift(1).over(*RUN, "device", "call", "alone", order_by="start_ns")
+    own = pl.max_horizontal("start_ns", pl.min_horizontal(reach.fill_null(pl.col("start_ns")), ends))
+    comm = comm.with_columns(own.alias("own_ns"))
+    parts: list[pl.DataFrame] = []
+    for place, group in comm.partition_by(PLACE, as_dict=True, maintain_order=True).items():
+        ends = group["start_ns"] + group["dur_ns"]
+        hidden = intervals.covered(group["own_ns"], ends, cover.get(place, intervals.EMPTY))
+        parts.append(group.with_columns(pl.Series("overlapped_ns", hidden, dtype=pl.Int64)))
+    spans = pl.concat(parts) if parts else comm.with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))
+    length = pl.col("start_ns") + pl.col("dur_ns") - pl.col("own_ns")
+    return spans.with_columns((length - pl.col("overlapped_ns")).alias("exposed_ns"))
+
+
+def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Join calls and executions; the execution's own arguments come first, then the call's, then the name."""
+    called = calls.rename({"start_ns": "called_ns", "index": "call_index"}).drop("pid", "tid", "end_ns", "external_ids")
+    rows = called.join(ran, on=[*RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
+    by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
+    by_name = pl.col("name").map_elements(kind_by_name, return_dtype=pl.String)
+    is_span = pl.col("name").str.contains(names.BACKEND_SPAN)
+    span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
+    span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(names.dtype_of, return_dtype=pl.String)
+    own_dtype = pl.col("dtype_ran").map_elements(names.dtype_of, return_dtype=pl.String)
+    # A kernel tells of one collective: of a call that coalesces several, only the call knows.
+    tells = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
+    own_size = tells & (pl.col("num_merged").fill_null(1) == 1)
+    return rows.with_columns(
+        pl.coalesce(by_arg, "kind", by_name, pl.lit("other")).alias("kind"),
+        pl.when(by_arg.is_not_null()).then(pl.lit("args")).otherwise(
+            pl.coalesce("kind_from", pl.when(by_name.is_not_null()).then(pl.lit("name")))
+        ).alias("kind_from"),
+        pl.when(is_span).then(by_name).otherwise(pl.coalesce(by_arg, "kind", by_name)).alias("backend_kind"),
+        pl.when(own_size).then("in_numel_ran").otherwise(pl.coalesce("in_numel", span_numel)).alias("in_numel"),
+        pl.when(own_size).then("out_numel_ran").otherwise("out_numel").alias("out_numel"),
+        pl.when(own_size).then(pl.lit("args")).otherwise(
+            pl.coalesce("sizes_from", pl.when(span_numel.is_not_null()).then(pl.lit("shapes")))
+        ).alias("sizes_from"),
+        pl.coalesce(own_dtype, "dtype", span_dtype).alias("dtype"),
+        pl.coalesce("group_ran", "group").alias("group"),
+        pl.coalesce("group_size_ran", "group_size").alias("group_size"),
+        pl.coalesce("seq_ran", "seq").alias("seq"),
+        pl.coalesce("index", "call_index").alias("index"),
+        pl.coalesce("launched_ns", "called_ns").alias("issued_ns"),
+        pl.coalesce("launched_ns", "called_ns", "start_ns").alias("at_ns"),
+    )  # fmt: skip
+
+
+def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add payload (all-gather: its output; others: their input), passes and ring-equivalent wire bytes."""
+    gathered = pl.coalesce("out_numel", pl.col("in_numel") * pl.col("group_size"))
+    is_gather = pl.col("kind") == "all_gather"
+    numel = pl.when(is_gather).then(gathered).otherwise("in_numel")
+    # No tensor has a negative or an astronomical number of elements: such a number is damage, and unknown.
+    numel = pl.when(numel.is_between(0, MOST_ELEMENTS)).then(numel)
+    width = pl.col("dtype").replace_strict(ITEM_SIZES, default=None, return_dtype=pl.Int64)
+    nothing = numel == 0
+    payload = pl.when(nothing).then(0).otherwise(numel * width)
+    passes = pl.col("kind").replace_strict(PASSES, default=None, return_dtype=pl.Int64)
+    n = pl.col("group_size").cast(pl.Int64)
+    point_to_point = pl.col("kind").is_in(["send", "recv"])
+    wire = pl.when(point_to_point).then(payload).otherwise(passes * payload * (n - 1) // n)
+    return rows.with_columns(
+        pl.when(is_gather).then(numel).otherwise("out_numel").alias("out_numel"),
+        numel.cast(pl.Int64).alias("payload_numel"),
+        payload.alias("payload_bytes"),
+        passes.alias("passes"),
+        wire.alias("wire_bytes"),
+        pl.when(payload.is_not_null()).then("sizes_from").alias("bytes_from"),
+    )

@@ -1,0 +1,3 @@
+"""What occupied a device, and when."""
+
+from __future__ import annotations

@@ -1,0 +1,93 @@
+"""What ran on GPUs and other accelerators, when the CPU launched it, and where none of it was recorded."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.model import names
+from tracekit.model.event_kinds import Kinds, by_value, nccl_calls, timed
+from tracekit.model.recordings import RUN, joined, with_first, without
+from tracekit.model.steps import step_at
+from tracekit.read.decoding.columns import Columns
+
+
+def device_rows(columns: Columns, kinds: Kinds) -> pl.DataFrame:
+    """Return the events of devices with their arguments and `start_ns`; `role`: kernel, copy, other or null.
+
+    `launched_ns`, `launched_tid`: when and on which thread the CPU launched it, null where that was not seen;
+    `linked_by`: how that was found, by correlation, else flow, else the operator's external id, else only by time.
+    """
+    others = timed(kinds.others)
+    role = by_value(others["cat"], names.role_of).alias("role")
+    rows = joined(others.with_columns(role), columns.device, "index")
+    rows = rows.filter(pl.col("role").is_not_null() | pl.col("stream").is_not_null())
+    rows = joined(rows, columns.comm.select(*RUN, "index", "collective"), "index")
+    # Until torch 2.0 a kernel's external id repeats its correlation and says nothing about the operator.
+    own_id = pl.when(pl.col("external_id") != pl.col("correlation").fill_null(-1)).then("external_id")
+    return _launched(rows.with_columns(own_id.alias("op_id")).rename({"ts_ns": "start_ns"}), columns.flows, kinds)
+
+
+def _launched(rows: pl.DataFrame, flows: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
+    calls = kinds.launches.filter(pl.col("ph") == "X", pl.col("correlation") > 0)
+    rows = rows.with_columns(
+        pl.lit(None, pl.Int64).alias("launched_ns"),
+        pl.lit(None, pl.Int64).alias("launched_tid"),
+        pl.lit("time").alias("linked_by"),
+    )
+    rows = _linked(rows, calls, "correlation", "correlation")
+    rows = _linked(rows, flows.filter(pl.col("correlation") > 0), "correlation", "flow")
+    operators = kinds.operators.rename({"external_id": "op_id"})
+    return _linked(rows, operators.filter(pl.col("ph") == "X", pl.col("op_id") > 0), "op_id", "external id")
+
+
+def _linked(rows: pl.DataFrame, launches: pl.DataFrame, key: str, source: str) -> pl.DataFrame:
+    """Fill in the launches of rows that have none yet."""
+    if not rows["launched_ns"].null_count():
+        return rows
+    at = launches.select(*RUN, key, pl.col("ts_ns").alias("at_ns"), pl.col("tid").alias("at_tid"))
+    found = pl.col("launched_ns").is_null() & pl.col("at_ns").is_not_null()
+    return (
+        with_first(rows, at, key)
+        .with_columns(
+            pl.coalesce("launched_ns", "at_ns").alias("launched_ns"),
+            pl.coalesce("launched_tid", "at_tid").alias("launched_tid"),
+            pl.when(found).then(pl.lit(source)).otherwise("linked_by").alias("linked_by"),
+        )
+        .drop("at_ns", "at_tid")
+    )
+
+
+def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
+    """Return the steps, those incomplete for which the activity of the device was lost.
+
+    On a rank with kernels or copies, that is a step that launched none. On a rank that launched some, or called NCCL,
+    but recorded nothing on any device, it is every step. CPU runs have neither.
+    """
+    active = device.filter(pl.col("role").is_not_null())
+    at = active.select(*RUN, pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
+    busy = step_at(at, steps, "at_ns").select(*RUN, "step").unique().with_columns(pl.lit(1).alias("busy"))
+    recorded = active.select(RUN).unique().with_columns(pl.lit(1).alias("recorded"))
+    table = steps.join(busy, on=[*RUN, "step"], how="left", nulls_equal=True, maintain_order="left")
+    for more in (recorded, _unanswered(active, kinds)):
+        table = table.join(more, on=RUN, how="left", maintain_order="left")
+    nothing = pl.col("recorded").is_null() & pl.col("calls").is_not_null()
+    empty = pl.col("recorded").is_not_null() & pl.col("busy").is_null()
+    reason = (
+        pl.when(~pl.col("complete")).then("reason")
+        .when(nothing).then(pl.format("no activity of the device was recorded for {}", "calls"))
+        .when(empty).then(pl.lit("no activity of the device was recorded in this step, but in others"))
+        .otherwise("reason")
+    )  # fmt: skip
+    complete = pl.col("complete") & ~nothing & ~empty
+    return table.with_columns(complete.alias("complete"), reason.alias("reason")).select(steps.columns)
+
+
+def _unanswered(active: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
+    """What ranks without activity asked of a device: rank, cycle, calls ("8 launches")."""
+    launches = without(kinds.launches, active)
+    calls = {
+        "{} launches": launches.filter(pl.col("name").str.contains(names.STARTS_WORK), pl.col("correlation") > 0),
+        "{} calls of NCCL": without(nccl_calls(kinds), active),
+    }
+    counts = [part.group_by(RUN).agg(pl.format(what, pl.len()).alias("calls")) for what, part in calls.items()]
+    return pl.concat(counts).unique(RUN, keep="first", maintain_order=True)

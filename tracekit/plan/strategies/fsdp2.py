@@ -1,0 +1,217 @@
+"""FSDP2: gathers each unit in forward and, where it was resharded, in backward; reduce-scatters gradients.
+
+Source: torch 2.13, torch/distributed/fsdp/_fully_shard: `FSDPParamGroup.unshard` and `post_backward`,
+`foreach_all_gather`, `foreach_reduce`, `FSDPState._lazy_init`, `_get_post_forward_mesh_info`.
+
+- Every parameter is padded along dim 0 to a multiple of the group: N × ceil(d0 / N) × rest elements.
+- `reshard_after_forward=None` reshards every unit but the root; False or 1 keeps a unit gathered; an integer
+  k reshards to groups of k, from which backward gathers.
+- Parameters are sharded again after each backward, so every micro-batch gathers anew; with
+  `reshard_after_backward` off they stay until the last one. Gradients are reduced in every micro-batch, or in the
+  last one alone where `sync_every_micro_batch` is off.
+- On a second mesh axis (HSDP) what was reduce-scattered is all-reduced, after every reduction or, where
+  `all_reduce_every_micro_batch` is off, after the last.
+- A unit whose parameters would be gathered in different types is gathered as bytes (uint8).
+- Clipping all-reduces the stacked norms of all parameters over the axes that split them.
+- A group of one rank issues no collective at all. Checkpointing gathers nothing more: backward has gathered a unit
+  before its forward is run again.
+
+A unit whose output needs no gradient (all up to it is frozen) is assumed to be gathered in backward too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.plan import shares as named
+from tracekit.plan.gradient_norm import norm_calls
+from tracekit.plan.inputs import (
+    REPLICATE,
+    SHARD,
+    axis_size,
+    gather_dtype,
+    gather_size,
+    option,
+    own_parameters,
+    reduce_dtype,
+    synced_micro_batches,
+    trainable,
+    unit_parameters,
+)
+from tracekit.plan.schema import Call, Term, item_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tracekit.manifest import Manifest, Parameter
+
+    # The part of a parameter that the shard axis deals with: all of it, or what tensor parallelism leaves.
+    Local = Callable[[Parameter], list[int]]
+    Among = Callable[[str, str], list[Call]]
+
+
+def collectives(
+    manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None, among: Among | None = None
+) -> list[Call]:
+    """Expected collectives of one step, in the order in which torch issues them on one thread.
+
+    Backward prefetches: the next unit is gathered before the gradients of this one are reduced, the root's last.
+    `keep_gathered` plans every unit as if `reshard_after_forward=False` had been given. `among` names the calls of
+    a unit's own computation, by unit and phase.
+    """
+    within = among or (lambda _name, _phase: [])
+    units = unit_parameters(manifest, managed(manifest))
+    again = regather_sizes(manifest, keep_gathered=keep_gathered)
+    stays = not option(manifest, "reshard_after_backward", default=True)
+    synced = synced_micro_batches(manifest)
+    depth = int(option(manifest, "backward_prefetch", default=0)) or 1
+    calls: list[Call] = []
+    for micro_batch in range(manifest.micro_batches):
+        for name, owned in units.items():
+            if micro_batch == 0 or not stays:
+                calls.append(_gather(manifest, (name, "forward", micro_batch), owned, None, local))
+            calls += (call._replace(micro_batch=micro_batch) for call in within(name, "forward"))
+        gathers = {
+            name: _gather(manifest, (name, "backward", micro_batch), units[name], again[name], local) for name in again
+        }
+        reduces = {
+            name: [call._replace(micro_batch=micro_batch) for call in within(name, "backward")]
+            + list(_reduce(manifest, (name, "backward", micro_batch), owned, synced, local))
+            for name, owned in units.items()
+        }
+        calls += _backward(units, gathers, reduces, depth)
+    calls = [call for call in calls if call.group_size > 1]
+    return [*calls, *norm_calls(manifest, None if local is None else _is_split(local))]
+
+
+def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None) -> Iterator[Term]:
+    """What the lesson's 3Ψ (2Ψ with every unit kept gathered) holds and these calls do not, with negative sign."""
+    again = regather_sizes(manifest, keep_gathered=keep_gathered)
+    owning = managed(manifest)
+    names = {parameter.name for parameter in owning}
+    for parameter in own_parameters(manifest):
+        size, layer = gather_size(manifest, parameter), parameter.layer
+        kept = parameter.numel if parameter.name in names else 0
+        if axis_size(manifest) == 1:
+            kept = 0
+        left = parameter.numel - kept
+        reason = named.IGNORED if parameter.name not in names else named.SINGLE
+        local_numel = _numel(parameter, local) if kept else 0
+        gathers = [("forward", True)]
+        if not keep_gathered:
+            gathers.append(("backward", layer in again))
+        for phase, happens in gathers:
+            place = (layer, phase, "all_gather", SHARD, gather_dtype(manifest, parameter))
+            yield Term(reason, -left, -left * size, *place)
+            yield Term(named.SPLIT, local_numel - kept, (local_numel - kept) * size, *place)
+            if not happens:
+                why = named.UNITS_KEPT if layer else named.ROOT_KEPT
+                yield Term(why, -local_numel, -local_numel * size, *place)
+        place = (layer, "backward", "reduce_scatter", SHARD, reduce_dtype(manifest, parameter))
+        yield Term(reason, -left, -left * size, *place)
+        yield Term(named.SPLIT, local_numel - kept, (local_numel - kept) * size, *place)
+        if not parameter.requires_grad:
+            yield Term(named.FROZEN, -local_numel, -local_numel * size, *place)
+
+
+def managed(manifest: Manifest) -> list[Parameter]:
+    """Parameters that FSDP shards: all but the ignored ones."""
+    ignored = set(option(manifest, "ignored_parameters", default=()))
+    return [parameter for parameter in own_parameters(manifest) if parameter.name not in ignored]
+
+
+def regather_sizes(manifest: Manifest, *, keep_gathered: bool = False) -> dict[str, int]:
+    """Units that are gathered again in backward, with the size of the group that gathers them."""
+    sizes: dict[str, int] = {}
+    owning, ranks = unit_parameters(manifest, managed(manifest)), axis_size(manifest)
+    for unit in () if keep_gathered else manifest.units:
+        reshard = unit.reshard_after_forward
+        if reshard is None:
+            reshard = unit.name != ""
+        if unit.name in owning and reshard is not False and (reshard is True or reshard != 1):
+            sizes[unit.name] = ranks if reshard is True else int(reshard)
+    return sizes
+
+
+def padded_numel(shape: list[int], ranks: int) -> int:
+    """Elements of a parameter once dim 0 is padded to a multiple of the group; a scalar is one element a rank."""
+    rows, rest = (shape[0], shape[1:]) if shape else (1, [])
+    numel = -(-rows // ranks) * ranks
+    for size in rest:
+        numel *= size
+    return numel
+
+
+def _backward(
+    units: Iterable[str], gathers: dict[str, Call], reduces: dict[str, list[Call]], depth: int
+) -> Iterator[Call]:
+    """Calls of one backward: the root, whose output is the model's, then the rest from the last."""
+    names = list(units)
+    order = [*(name for name in names if not name), *(name for name in reversed(names) if name)]
+    for place, name in enumerate(order):
+        # Only blocks are told to gather further ahead; the root does as torch does by itself.
+        reach = depth if name else 1
+        yield from (gathers.pop(due) for due in order[place : place + reach + 1] if due in gathers)
+        if name:
+            yield from reduces[name]
+    yield from reduces.get("", [])
+
+
+def _gather(
+    manifest: Manifest, place: tuple[str, str, int], parameters: list[Parameter], size: int | None, local: Local | None
+) -> Call:
+    """One all-gather of a unit: padded parameters in their common type, or all of them as bytes."""
+    ranks = axis_size(manifest)
+    shapes = [(_shape(parameter, local), gather_dtype(manifest, parameter)) for parameter in parameters]
+    own = sum(_numel(parameter, local) for parameter in parameters)
+    own_bytes = sum(_numel(parameter, local) * gather_size(manifest, parameter) for parameter in parameters)
+    dtypes = {dtype for _, dtype in shapes}
+    raw = 0 if len(dtypes) == 1 else own_bytes - own
+    width = [1 if len(dtypes) == 1 else item_size(dtype) for _, dtype in shapes]
+    numel = sum(padded_numel(shape, ranks) * wide for (shape, _), wide in zip(shapes, width, strict=True))
+    dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
+    group = size or ranks
+    repeated = named.MICRO_BATCHES if place[2] else None
+    return Call(
+        *place, "all_gather", SHARD, group, dtype, numel // group, numel, own, own_bytes, term=repeated, raw=raw
+    )
+
+
+def _reduce(
+    manifest: Manifest,
+    place: tuple[str, str, int],
+    parameters: list[Parameter],
+    synced: set[int],
+    local: Local | None,
+) -> Iterator[Call]:
+    """The reduce-scatter of a unit's gradients and, with a replicate axis, the all-reduce of what came out."""
+    wanting = trainable(parameters)
+    if not wanting or place[2] not in synced:
+        return
+    ranks, copies, dtype = axis_size(manifest), axis_size(manifest, REPLICATE), reduce_dtype(manifest, wanting[0])
+    numel = sum(padded_numel(_shape(parameter, local), ranks) for parameter in wanting)
+    own = sum(_numel(parameter, local) for parameter in wanting)
+    own_bytes = sum(_numel(parameter, local) * gather_size(manifest, parameter) for parameter in wanting)
+    repeated = named.MICRO_BATCHES if place[2] != min(synced) else None
+    part = numel // ranks
+    yield Call(*place, "reduce_scatter", SHARD, ranks, dtype, numel, part, own, own_bytes, term=repeated)
+    waits = not option(manifest, "all_reduce_every_micro_batch", default=True) and place[2] != max(synced)
+    if copies > 1 and not waits:
+        yield Call(*place, "all_reduce", REPLICATE, copies, dtype, part, part, term=repeated or named.REPLICATED)
+
+
+def _is_split(local: Local) -> Callable[[Parameter], bool]:
+    return lambda parameter: local(parameter) != parameter.shape
+
+
+def _shape(parameter: Parameter, local: Local | None) -> list[int]:
+    return parameter.shape if local is None else local(parameter)
+
+
+def _numel(parameter: Parameter, local: Local | None) -> int:
+    if local is None:
+        return parameter.numel
+    numel = 1
+    for size in local(parameter):
+        numel *= size
+    return numel

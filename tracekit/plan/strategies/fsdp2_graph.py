@@ -1,0 +1,63 @@
+"""FSDP as DTensor redistribution inside one compiled graph: every parameter is gathered and reduced by itself.
+
+Source: the graphs that AOTAutograd makes of it (torch 2.13), as the recorder counts them.
+
+Forward gathers each parameter once; what it gathered is saved for backward, which only reduce-scatters: 2Ψ, and whole
+parameters stay in memory from forward to backward. The graph has no units: all its calls belong to the root.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.plan import shares as named
+from tracekit.plan.gradient_norm import norm_calls
+from tracekit.plan.inputs import SHARD, axis_size, gather_dtype, gather_size, own_parameters, reduce_dtype
+from tracekit.plan.schema import Call, Term
+from tracekit.plan.strategies.fsdp2 import padded_numel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.manifest import Manifest, Parameter
+
+
+def collectives(manifest: Manifest) -> list[Call]:
+    """Expected collectives of one step; within forward and backward the compiler decides about the order.
+
+    A tied parameter is gathered at each of its uses.
+    """
+    if axis_size(manifest) == 1:
+        return []
+    calls: list[Call] = []
+    uses = [(parameter, parameter.tied_to is None) for parameter in manifest.parameters]
+    for micro_batch in range(manifest.micro_batches):
+        calls += (_call(manifest, micro_batch, *use, phase="forward") for use in uses)
+        trained = [use for use in reversed(uses) if use[0].requires_grad]
+        calls += (_call(manifest, micro_batch, *use, phase="backward") for use in trained)
+    return [*calls, *norm_calls(manifest)]
+
+
+def absent(manifest: Manifest) -> Iterator[Term]:
+    """What the lesson's 3Ψ holds and these calls do not."""
+    single = axis_size(manifest) == 1
+    for parameter in own_parameters(manifest):
+        numel, size = -parameter.numel, -parameter.numel * gather_size(manifest, parameter)
+        gather = ("", "forward", "all_gather", SHARD, gather_dtype(manifest, parameter))
+        reduced = ("", "backward", "reduce_scatter", SHARD, reduce_dtype(manifest, parameter))
+        yield Term(named.SINGLE if single else named.SAVED, numel, size, "", "backward", *gather[2:])
+        if single:
+            yield Term(named.SINGLE, numel, size, *gather)
+        if single or not parameter.requires_grad:
+            yield Term(named.SINGLE if single else named.FROZEN, numel, size, *reduced)
+
+
+def _call(manifest: Manifest, micro_batch: int, parameter: Parameter, first: bool, *, phase: str) -> Call:
+    ranks, numel = axis_size(manifest), padded_numel(parameter.shape, axis_size(manifest))
+    term = named.MICRO_BATCHES if micro_batch else None if first else named.TIED
+    part = numel // ranks
+    forward = phase == "forward"
+    kind, sizes = ("all_gather", (part, numel)) if forward else ("reduce_scatter", (numel, part))
+    dtype = gather_dtype(manifest, parameter) if forward else reduce_dtype(manifest, parameter)
+    own = (parameter.numel, parameter.numel * gather_size(manifest, parameter))
+    return Call("", phase, micro_batch, kind, SHARD, ranks, dtype, *sizes, *own, term=term)

@@ -1,0 +1,23 @@
+"""FSDP1 with SHARD_GRAD_OP: one all-gather and one reduce-scatter a unit, ZeRO-2's 2Ψ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.plan.strategies import fsdp1
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.manifest import Manifest
+    from tracekit.plan.schema import Call, Term
+
+
+def collectives(manifest: Manifest) -> list[Call]:
+    """Expected collectives of one step, in the order of issue."""
+    return fsdp1.collectives(manifest, keep_gathered=True)
+
+
+def absent(manifest: Manifest) -> Iterator[Term]:
+    """What the lesson's 2Ψ holds and these calls do not."""
+    return fsdp1.absent(manifest, keep_gathered=True)

@@ -1,0 +1,26 @@
+"""FSDP2 with `reshard_after_forward=False`: ZeRO-2's traffic, one all-gather and one reduce-scatter a unit.
+
+Parameters stay gathered from forward to backward; torch shards them again after backward, so a step is 2Ψ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.plan.strategies import fsdp2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.manifest import Manifest
+    from tracekit.plan.schema import Call, Term
+
+
+def collectives(manifest: Manifest) -> list[Call]:
+    """Expected collectives of one step, in the order in which torch issues them."""
+    return fsdp2.collectives(manifest, keep_gathered=True)
+
+
+def absent(manifest: Manifest) -> Iterator[Term]:
+    """What the lesson's 2Ψ holds and these calls do not."""
+    return fsdp2.absent(manifest, keep_gathered=True)

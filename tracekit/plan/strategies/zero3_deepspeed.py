@@ -1,0 +1,148 @@
+"""DeepSpeed stage 3: gathers parameters where modules need them and ahead, reduce-scatters gradients in buckets.
+
+Source: DeepSpeed 0.19.8, runtime/zero/stage3.py (`__avg_scatter_grads`, `_post_step`, `get_grad_norm_direct`,
+`has_overflow`), runtime/comm/coalesced_collectives.py (`reduce_scatter_coalesced`) and what
+tracekit.plan.stage3_fetching names.
+
+- Each parameter is padded to a multiple of the ranks, by itself.
+- What is not above the persistence threshold stays gathered, and is gathered once a step after the optimizer, one
+  parameter a call.
+- Small models may be prefetched as a whole before backward begins, and then gather nothing there.
+- Checkpointed blocks gather again what they recompute; that is beyond the lesson's 3Ψ.
+- With `reduce_scatter` off, buckets are all-reduced.
+- The optimizer step all-reduces the gradient norm, one element in float64; an overflow flag with float16 only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.plan import shares as named
+from tracekit.plan.gradient_buckets import bucket_layer, gradients
+from tracekit.plan.inputs import SHARD, axis_size, option, own_parameters, total, trainable
+from tracekit.plan.schema import Call, Term, item_size
+from tracekit.plan.stage3_fetching import Limits, fetches, played, visits
+from tracekit.plan.strategies import zero2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.manifest import Manifest, Parameter
+    from tracekit.plan.stage3_fetching import Fetch, Visit
+
+PREFETCH_NUMEL, REUSE_NUMEL, LIVE_NUMEL, PERSISTENCE_NUMEL = 50_000_000, 10**9, 10**9, 100_000
+
+
+def collectives(manifest: Manifest) -> list[Call]:
+    """Expected collectives of one step; within a micro-batch gathers come first, then reductions."""
+    gathered, calls = _fetches(manifest), list[Call]()
+    for micro_batch in range(manifest.micro_batches):
+        seen: dict[str, int] = {}
+        calls += (_gather(manifest, fetch, micro_batch, seen) for fetch in gathered)
+        calls += _reductions(manifest, micro_batch)
+    return [*calls, *_step(manifest)]
+
+
+def absent(manifest: Manifest) -> Iterator[Term]:
+    """What the lesson's 3Ψ holds and these calls do not: gathers that a parameter needs no more than one of."""
+    size, dtype = item_size(zero2.model_dtype(manifest)), zero2.model_dtype(manifest)
+    times: dict[str, int] = {}
+    for fetch in _fetches(manifest):
+        for parameter in fetch.parameters:
+            times[parameter.name] = times.get(parameter.name, 0) + 1
+    for parameter in persistent(manifest):
+        times[parameter.name] = times.get(parameter.name, 0) + 1
+    sent = {parameter.name for parameter in gradients(manifest)}
+    for parameter in own_parameters(manifest):
+        missing = 2 - min(2, times.get(parameter.name, 0))
+        place = (parameter.layer, "backward", "all_gather", SHARD, dtype)
+        yield Term(named.UNITS_KEPT, -missing * parameter.numel, -missing * parameter.numel * size, *place)
+        if parameter.name not in sent:
+            reason = named.NO_GRADIENT if parameter.requires_grad else named.FROZEN
+            place = (parameter.layer, "backward", "reduce_scatter", SHARD, zero2.gradient_dtype(manifest))
+            yield Term(reason, -parameter.numel, -parameter.numel * size, *place)
+
+
+def padded(parameter: Parameter, ranks: int) -> int:
+    """Elements of a parameter once its partitions are equal."""
+    return -(-parameter.numel // ranks) * ranks
+
+
+def peak_numel(manifest: Manifest) -> int:
+    """The most elements that are gathered at once, beside those that stay so."""
+    order, limits = _order(manifest)
+    return max((live for _, live in played(order, limits)), default=0) if axis_size(manifest) > 1 else 0
+
+
+def _limits(manifest: Manifest) -> Limits:
+    names = ("prefetch_bucket_size", "max_reuse_distance", "max_live_parameters", "param_persistence_threshold")
+    defaults = (PREFETCH_NUMEL, REUSE_NUMEL, LIVE_NUMEL, PERSISTENCE_NUMEL)
+    given = [option(manifest, f"stage3_{name}", default=value) for name, value in zip(names, defaults, strict=True)]
+    return Limits(*map(int, given))
+
+
+def _fetches(manifest: Manifest) -> list[Fetch]:
+    return fetches(*_order(manifest)) if axis_size(manifest) > 1 else []
+
+
+def _order(manifest: Manifest) -> tuple[list[Visit], Limits]:
+    """The modules of forward and backward, and the settings."""
+    used = own_parameters(manifest)
+    if manifest.grad_order:
+        place = {name: index for index, name in enumerate(manifest.grad_order)}
+        modules = dict.fromkeys(parameter.name.rpartition(".")[0] for parameter in used)
+        known = {name.rpartition(".")[0]: index for name, index in place.items()}
+        # Modules run in the reverse of the order in which their gradients are ready; without gradients, as registered.
+        if all(module in known for module in modules):
+            used = sorted(used, key=lambda parameter: -known[parameter.name.rpartition(".")[0]])
+    checkpointed = option(manifest, "activation_checkpointing", default=False)
+    return visits(used, [unit.name for unit in manifest.units if unit.name and checkpointed]), _limits(manifest)
+
+
+def _gather(manifest: Manifest, fetch: Fetch, micro_batch: int, seen: dict[str, int]) -> Call:
+    ranks, dtype = axis_size(manifest), zero2.model_dtype(manifest)
+    numel = sum(padded(parameter, ranks) for parameter in fetch.parameters)
+    for parameter in fetch.parameters:
+        seen[parameter.name] = seen.get(parameter.name, 0) + 1
+    own = total(parameter for parameter in fetch.parameters if seen[parameter.name] <= 2)
+    term = named.MICRO_BATCHES if micro_batch else None if own else named.RELEASED
+    place = (_unit(manifest, fetch.module), fetch.phase, micro_batch, "all_gather", SHARD, ranks, dtype)
+    return Call(*place, numel // ranks, numel, own, term=term, rest=named.ALIGNMENT)
+
+
+def _unit(manifest: Manifest, module: str) -> str:
+    """The innermost unit that holds a module."""
+    inside = [unit.name for unit in manifest.units if f"{module}.".startswith(f"{unit.name}.") or not unit.name]
+    return max(inside, key=len, default="")
+
+
+def _reductions(manifest: Manifest, micro_batch: int) -> Iterator[Call]:
+    ranks, dtype, size = axis_size(manifest), zero2.gradient_dtype(manifest), item_size(zero2.model_dtype(manifest))
+    term = named.MICRO_BATCHES if micro_batch else None
+    scatters = option(manifest, "reduce_scatter", default=True)
+    for bucket in zero2.buckets(manifest):
+        own = total(bucket)
+        numel = sum(padded(parameter, ranks) for parameter in bucket) if scatters else own
+        kind, out = ("reduce_scatter", numel // ranks) if scatters else ("all_reduce", numel)
+        place = (bucket_layer(bucket), "backward", micro_batch, kind, SHARD, ranks, dtype)
+        yield Call(*place, numel, out, own, own * size, term=term, rest=named.ALIGNMENT)
+
+
+def persistent(manifest: Manifest) -> list[Parameter]:
+    """Parameters that are so small that they stay gathered."""
+    limit = _limits(manifest).persistence
+    kept = [parameter for parameter in own_parameters(manifest) if parameter.numel <= limit]
+    return kept if axis_size(manifest) > 1 else []
+
+
+def _step(manifest: Manifest) -> Iterator[Call]:
+    ranks, dtype = axis_size(manifest), zero2.model_dtype(manifest)
+    place = (None, "optimizer", None)
+    if trainable(own_parameters(manifest)):
+        if dtype == "float16":
+            yield Call(*place, "all_reduce", SHARD, ranks, "uint8", 1, 1, term=named.OVERFLOW)
+        yield Call(*place, "all_reduce", SHARD, ranks, "float64", 1, 1, term=named.NORM)
+    for parameter in persistent(manifest):
+        numel = padded(parameter, ranks)
+        own = (numel // ranks, numel, parameter.numel)
+        yield Call(*place, "all_gather", SHARD, ranks, dtype, *own, rest=named.ALIGNMENT)

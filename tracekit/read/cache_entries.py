@@ -1,0 +1,162 @@
+"""Frames kept on disk under a key of what they were made from: written whole or not at all, checked when read.
+
+An entry is a zip file, uncompressed: one Parquet file a frame that has rows, and ``about.json`` with the key, the
+version of the code that wrote it, and whatever else its owner wants to know. Zip's checksums find damaged entries. An
+entry that is missing, damaged, of another key or of other code is the same: nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache as once
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+FOLDER = ".tracekit-cache"
+SUFFIX = ".zip"
+# Of the entries in the user's folder, which nobody tidies up.
+MAX_USER_BYTES = 4 * 2**30
+
+# The rooms whose code decides what an entry holds.
+_ROOMS = ("read", "model")
+_ABOUT = "about.json"
+_PARTIAL = ".partial"
+_ABANDONED_NS = 24 * 3600 * 10**9
+_DAMAGE = (
+    OSError, EOFError, ValueError, LookupError, RuntimeError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError,
+    pl.exceptions.PolarsError, pl.exceptions.PanicException,
+)  # fmt: skip
+
+Schemas = Mapping[str, Mapping[str, pl.DataType]]
+
+
+class About(msgspec.Struct, frozen=True):
+    """What an entry holds beside its frames; `heights`: of all frames, `more`: its owner's, as JSON."""
+
+    version: str
+    key: str
+    heights: dict[str, int]
+    more: msgspec.Raw = msgspec.Raw(b"null")
+
+
+@once
+def code_version() -> str:
+    """Return a digest of the code that reads and models: an entry that other code wrote, older or newer, is nothing."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256(pl.__version__.encode())
+    modules = [*package.glob("*.py"), *(module for room in _ROOMS for module in (package / room).rglob("*.py"))]
+    for module in sorted(modules):
+        digest.update(module.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def places(folder: Path, name: str) -> list[Path]:
+    """Where an entry may lie, the best place first: beside the traces in `folder`, else in the user's cache folder."""
+    return [folder / FOLDER / f"{name}{SUFFIX}", *_in_users_folder(folder, name)]
+
+
+def _in_users_folder(folder: Path, name: str) -> Iterator[Path]:
+    from platformdirs import user_cache_path
+
+    with suppress(OSError, RuntimeError):
+        place = hashlib.sha256(str(folder.resolve() / name).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        yield user_cache_path("tracekit", appauthor=False) / "traces" / f"{place}{SUFFIX}"
+
+
+def about(place: Path) -> About | None:
+    """Return what the entry at this place tells of itself; null for none that this code wrote."""
+    with suppress(*_DAMAGE), zipfile.ZipFile(place) as entry:
+        found = msgspec.json.decode(entry.read(_ABOUT), type=About)
+        return found if found.version == code_version() else None
+    return None
+
+
+def load(place: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | None:
+    """Return the frames of the entry at this place; null where it is not the entry of this key."""
+    with suppress(*_DAMAGE), zipfile.ZipFile(place) as entry:
+        found = msgspec.json.decode(entry.read(_ABOUT), type=About)
+        if (found.version, found.key) == (code_version(), key):
+            frames = _frames(entry, schemas)
+            # A frame whose name in the archive is damaged looks as if it had no rows.
+            return frames if {name: frame.height for name, frame in frames.items()} == found.heights else None
+    return None
+
+
+def _frames(entry: zipfile.ZipFile, schemas: Schemas) -> dict[str, pl.DataFrame]:
+    frames = {name: pl.DataFrame(schema=schema) for name, schema in schemas.items()}
+    kept = [name for name in schemas if f"{name}.parquet" in entry.NameToInfo]
+    # Together, since each query costs more than reading a small frame.
+    read = pl.collect_all([pl.scan_parquet(io.BytesIO(entry.read(f"{name}.parquet"))) for name in kept])
+    for name, frame in zip(kept, read, strict=True):
+        if frame.schema != frames[name].schema:
+            raise ValueError(name)
+        frames[name] = frame
+    return frames
+
+
+def store(where: list[Path], key: str, frames: Mapping[str, pl.DataFrame], more: Any = None) -> None:
+    """Write the entry in the first place that takes it, under another name until it is whole."""
+    heights = {name: frame.height for name, frame in frames.items()}
+    told = msgspec.json.encode(About(code_version(), key, heights, msgspec.Raw(msgspec.json.encode(more))))
+    for place in where:
+        partial = place.with_name(f"{place.name}.{os.getpid()}.{id(frames)}{_PARTIAL}")
+        try:
+            _make_folder(place.parent)
+            with zipfile.ZipFile(partial, "w") as entry:
+                entry.writestr(_ABOUT, told)
+                for name, frame in frames.items():
+                    if frame.is_empty():
+                        continue
+                    # Parquet's own encodings shrink it as much as matters; compression would double the reading.
+                    with entry.open(f"{name}.parquet", "w", force_zip64=True) as parquet:
+                        frame.write_parquet(parquet, compression="uncompressed", statistics=False)
+            partial.replace(place)
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+        else:
+            _tidy(place, None if place is where[0] else MAX_USER_BYTES)
+            return
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    # To root every folder is writable, also those that somebody made read-only on purpose.
+    if folder.parent.is_dir() and not folder.parent.stat().st_mode & 0o222:
+        raise PermissionError(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("# tracekit's cache: safe to delete\n*\n", encoding="utf-8")
+
+
+def _tidy(newest: Path, most_bytes: int | None) -> None:
+    """Remove what killed processes left half written, and the oldest entries while there are too many bytes of them."""
+    entries: list[tuple[int, int, Path]] = []
+    for path in newest.parent.glob(f"*{SUFFIX}*"):
+        # Others tidy here too.
+        with suppress(OSError):
+            stat = path.stat()
+            age = time.time_ns() - stat.st_mtime_ns
+            if path.suffix == SUFFIX:
+                entries.append((stat.st_mtime_ns, stat.st_size, path))
+            elif path.suffix == _PARTIAL and age > _ABANDONED_NS:
+                path.unlink()
+    size = sum(s for _, s, _ in entries)
+    for _, bytes_, entry in sorted(entries):
+        if most_bytes is None or size <= most_bytes or entry == newest:
+            return
+        with suppress(OSError):
+            entry.unlink()
+        size -= bytes_

@@ -1,0 +1,3 @@
+"""Bytes of one trace file -> typed events -> frames."""
+
+from __future__ import annotations

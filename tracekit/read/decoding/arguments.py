@@ -1,0 +1,82 @@
+"""The arguments of events and other loosely typed values -> polars series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from tracekit.read.decoding.events import Args
+
+# Of a number of 64 bits with its sign.
+_MOST_DIGITS = 20
+# Same thing, other spelling: the first one present counts.
+_SPELLINGS = {
+    "external_id": ("external_id", "external_id_2021"),
+    "in_numel": ("in_numel", "in_numel_2023"),
+    "out_numel": ("out_numel", "out_numel_2023"),
+    "group": ("group", "group_id"),
+}
+
+
+def columns_of(found: Sequence[Args], schema: Mapping[str, pl.DataType]) -> dict[str, pl.Series]:
+    """Return those columns of `schema` that are arguments."""
+    if not found:
+        return {}
+    known = [name for name in schema if name in found[0].__struct_fields__]
+    return {name: _column(found, name, schema[name]) for name in known}
+
+
+def _column(found: Sequence[Args], name: str, dtype: pl.DataType) -> pl.Series:
+    values = _values(found, name)
+    if dtype == pl.Int64():
+        return integers(values)
+    if isinstance(values[0], msgspec.Raw):
+        return pl.Series([_compact(v) for v in values], dtype=pl.String)
+    return texts(values)
+
+
+def _values(found: Sequence[Args], name: str) -> list[Any]:
+    """The argument in the first of its spellings that an event has."""
+    first, *others = _SPELLINGS.get(name, (name,))
+    values = list(map(attrgetter(first), found))
+    for other in others:
+        if None in values:
+            values = [o if v is None else v for v, o in zip(values, map(attrgetter(other), found), strict=True)]
+    return values
+
+
+def _compact(value: msgspec.Raw) -> str | None:
+    """JSON text without what its writer put between the values; null where there is none."""
+    return msgspec.json.format(bytes(value), indent=-1).decode("utf-8", "replace") if bytes(value) else None
+
+
+def texts(values: Sequence[Any]) -> pl.Series:
+    """Return text as it is and anything else as Python would print it."""
+    try:
+        return pl.Series(values, dtype=pl.String, strict=True)
+    except (TypeError, pl.exceptions.PolarsError):
+        return pl.Series([v if v is None or isinstance(v, str) else str(v) for v in values], dtype=pl.String)
+
+
+def integers(values: Sequence[Any]) -> pl.Series:
+    """Return integers as they are, text by the number it ends in ("stream 7" is 7), true as 1, anything else null."""
+    try:
+        return pl.Series(values, dtype=pl.Int64, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        return pl.Series([v if type(v) is int and abs(v) < 2**63 else _integer(v) for v in values], dtype=pl.Int64)
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, str):
+        digits = value.rsplit(maxsplit=1)[-1] if value.strip() else ""
+        value = int(digits) if digits.removeprefix("-").isdecimal() and len(digits) <= _MOST_DIGITS else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    # Addresses and 64-bit communicator ids can use the top bit: keep their bits, as a signed number.
+    if isinstance(value, int) and 2**63 <= value < 2**64:
+        value -= 2**64
+    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None

@@ -1,0 +1,164 @@
+"""Which files a run consists of, and what their places tell of rank and cycle.
+
+Layouts read: one file; a folder of files; a pattern; our own runs (``rank0.json.gz``, ``cycle1/rank0.json.gz``);
+torchtitan's ``iteration_20/rank0_trace.json.gz``; a folder a rank (``rank0/trace.json``); TensorBoard's and HTA's flat
+folders. Hidden files and folders, among them our cache, are no part of a run.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tracekit.errors import InputError
+from tracekit.read.findings import Finding
+
+_TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
+_NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
+# The clearest word first: "worker0_rank3" and "local_rank1_rank3" are rank 3. More than six digits are a time or a
+# process, not a rank.
+_RANK_IN_NAME = [
+    re.compile(rf"(?:^|[^a-z]){word}[-_=.]?(\d{{1,6}})(?![\d{after}])", re.IGNORECASE)
+    for word, after in ((r"(?<!local[-_.])(?<!node[-_.])rank", ""), ("rank", ""), ("worker", ""), ("r", "a-z"))
+]
+_RANK_IN_FOLDER = re.compile(r"^(?:rank|worker)[-_=]?(\d{1,6})$", re.IGNORECASE)
+_CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", re.IGNORECASE)
+
+
+class Source(NamedTuple):
+    """One trace file.
+
+    `cycle`: the number of its cycle, 0 where nothing tells; `rank_in_name`: with the part of the path it stands in,
+    `named_by` ("file name" or "folder name"); `given`: the user named this file, rather than a folder that holds it.
+    """
+
+    path: Path
+    cycle: int = 0
+    rank_in_name: int | None = None
+    named_by: str | None = None
+    given: bool = False
+
+
+class LeftOut(NamedTuple):
+    """Something in a folder that is not read, and why."""
+
+    path: Path
+    finding: Finding
+
+
+def expand(paths: Iterable[Path]) -> list[Path]:
+    """Return these paths, patterns such as ``run/iteration_*/rank0*.gz`` replaced by what they match.
+
+    Raises:
+        InputError: no path is given, a pattern matches nothing, or a path is neither a file nor a folder.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if os.path.exists(path) or not glob.has_magic(str(path)):  # noqa: PTH110 - Path's own raises on odd names
+            _refuse_other(path)
+            found.append(path)
+            continue
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - the pattern may be absolute
+        if not matches:
+            raise InputError(f"{path}: no file or folder matches this pattern; give a trace file or a run folder")
+        found.extend(map(Path, matches))
+    if not found:
+        raise InputError("no path given; give a trace file or a run folder")
+    return found
+
+
+def find_sources(paths: Iterable[Path], left_out: list[LeftOut] | None = None) -> list[Source]:
+    """Return the trace files below these files and folders, each once, ordered by cycle, rank and name.
+
+    What lies there but cannot be read is added to `left_out`.
+
+    Raises:
+        InputError: a path is neither a file nor a folder, or a folder holds no trace.
+    """
+    by_file: dict[Path, Source] = {}
+    for path in paths:
+        for source in _below(path, [] if left_out is None else left_out):
+            by_file.setdefault(source.path.resolve(), source)
+    return sorted(by_file.values(), key=in_order)
+
+
+def in_order(source: Source) -> tuple[int, int, str]:
+    """Sort key: cycle, rank, name."""
+    return (source.cycle, -1 if source.rank_in_name is None else source.rank_in_name, str(source.path))
+
+
+def _below(path: Path, left_out: list[LeftOut]) -> Iterator[Source]:
+    _refuse_other(path)
+    if path.is_file():
+        yield _source(path, [path.absolute().parent.name], given=True)
+        return
+    unread: list[LeftOut] = []
+    files = list(_walk(path, unread))
+    left_out.extend(unread)
+    if not files:
+        but = f"; {unread[0].path}: {unread[0].finding.what}" if unread else ""
+        raise InputError(f"{path}: no trace in this folder (looked for *.json and *.json.gz{but}); give a run folder")
+    for file in files:
+        yield _source(file, [path.resolve().name, *file.parent.relative_to(path).parts], given=False)
+
+
+def _walk(folder: Path, left_out: list[LeftOut]) -> Iterator[Path]:
+    def note(error: OSError) -> None:
+        left_out.append(_left_out(Path(error.filename), f"folder cannot be read ({_reason(error)})", "folder"))
+
+    for place, folders, files in os.walk(folder, onerror=note):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        for name in sorted(files):
+            if name.startswith(".") or not _TRACE_NAME.search(name) or _NOT_TRACES.search(name):
+                continue
+            file = Path(place, name)
+            if other := _other_kind(file):
+                left_out.append(_left_out(file, other, "file"))
+            else:
+                yield file
+
+
+def _left_out(path: Path, what: str, kind: str) -> LeftOut:
+    return LeftOut(path, Finding(what, None, 1, f"{kind} left out"))
+
+
+def _refuse_other(path: Path) -> None:
+    if other := _other_kind(path):
+        raise InputError(f"{path}: {other}; give a trace file or a run folder")
+
+
+def _other_kind(path: Path) -> str | None:
+    """What a path is that is neither a file nor a folder; null for one of these."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "a link to nothing" if path.is_symlink() else "no such file or folder"
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({_reason(error)})"
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return f"{kinds.get(stat.S_IFMT(mode), 'something')}, not a file (it cannot be read more than once)"
+
+
+def _reason(error: OSError | ValueError) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return (strerror or str(error)).lower()
+
+
+def _source(path: Path, folders: list[str], *, given: bool) -> Source:
+    cycle = _nearest(_CYCLE_IN_FOLDER, folders) or 0
+    rank = next((int(m[1]) for pattern in _RANK_IN_NAME if (m := pattern.search(path.name))), None)
+    if rank is not None:
+        return Source(path, cycle, rank, "file name", given)
+    rank = _nearest(_RANK_IN_FOLDER, folders)
+    return Source(path, cycle, rank, None if rank is None else "folder name", given)
+
+
+def _nearest(pattern: re.Pattern[str], folders: list[str]) -> int | None:
+    return next((int(m[1]) for folder in reversed(folders) if (m := pattern.match(folder))), None)

@@ -1,0 +1,3 @@
+"""The report: sentences, charts and the page."""
+
+from __future__ import annotations

@@ -1,0 +1,122 @@
+"""Sentences on what a run does not tell: what was never recorded, what is damaged, what lies outside steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tracekit.analyzers.breakdown import outside_steps
+from tracekit.model.collectives.matching import SYMMETRIC
+from tracekit.model.steps import is_damage
+from tracekit.read.discovery.ranks import spans
+from tracekit.text import plain_line
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+# So many kinds of a fault are named; a sentence with more is not read.
+_NAMED = 3
+# Work outside all steps below this part of the device's busy time changes no conclusion.
+_WORTH_SAYING = 0.01
+
+
+def gaps(run: Run) -> list[str]:
+    """Return what the run does not tell, a sentence an entry."""
+    sentences = [
+        None if run.manifest else "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
+        "The trace has no memory events, so its memory is unknown." if run.memory.is_empty() else None,
+        "The trace has no step marks, so all of it is one window." if run.steps["step"].is_null().all() else None,
+        _incomplete(run.steps),
+        _repaired(run.repairs),
+        _unmet(run),
+        _outside(run),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _incomplete(steps: pl.DataFrame) -> str | None:
+    """How many steps are left out of means, and why."""
+    cut = steps.filter(~pl.col("complete"))
+    if cut.is_empty():
+        return None
+    known = cut.drop_nulls("reason").group_by("reason").agg(pl.len()).sort("len", "reason", descending=[True, False])
+    reasons = [f"{plain_line(reason)} ({_counted(number, 'step')})" for reason, number in known.iter_rows()]
+    why = f": {_few(reasons, 'reason')}" if reasons else ""
+    if cut.height == steps.height:
+        every = "The one recorded step is" if cut.height == 1 else f"All {cut.height} recorded steps are"
+        return f"{every} incomplete, so no mean is one of whole steps{why}."
+    is_are = "is incomplete and stands" if cut.height == 1 else "are incomplete and stand"
+    return f"{cut.height} of {steps.height} recorded steps {is_are} outside comparisons{why}."
+
+
+def _repaired(repairs: pl.DataFrame) -> str | None:
+    """What was wrong with the files of which ranks, the worst first, and what that means for counts."""
+    found = repairs.filter(pl.col("file").is_not_null() | pl.col("rank").is_not_null())
+    if found.is_empty():
+        return None
+    kinds = (
+        found.with_columns(is_damage().alias("damage"))
+        .group_by("what", "damage")
+        .agg(pl.col("count").sum(), pl.col("rank").drop_nulls().unique().sort())
+        .sort("damage", "count", "what", descending=[True, True, False])
+    )
+    told = [
+        f"{_who(ranks)}, {plain_line(what)}{f' ({count} times)' if count > 1 else ''}"
+        for what, count, ranks in kinds.select("what", "count", "rank").iter_rows()
+    ]
+    damaged = found.filter(is_damage())["rank"].drop_nulls().unique().sort().to_list()
+    bound = f"; counts of {spans(damaged)} are lower bounds" if damaged else ""
+    number = _counted(int(found["count"].sum()), "repair")
+    return f"Reading took {number}: {_few(told, 'kind')}{bound}."
+
+
+def _unmet(run: Run) -> str | None:
+    """For how many collectives that ran waits and skew are unknown, and why."""
+    bound = run.collectives.filter(
+        pl.col("kind").is_in(SYMMETRIC), pl.col("dur_ns").is_not_null(), pl.col("num_needed").fill_null(2) > 1
+    )
+    unmet = bound.filter(pl.col("transfer_ns").is_null())
+    if unmet.is_empty() or run.world_size == 1:
+        return None
+    which = f"all {unmet.height}" if unmet.height == bound.height else f"{unmet.height} of {bound.height}"
+    return f"Waits and skew of {which} collectives are unknown: {_why_unmet(run, unmet)}."
+
+
+def _why_unmet(run: Run, unmet: pl.DataFrame) -> str:
+    few = unmet.filter(pl.col("num_matched") < pl.col("num_needed"))
+    size = run.world_size or 0
+    missing = f"no file of {spans(run.missing_ranks)}" if run.missing_ranks else None
+    if missing and few.height and (few["num_needed"] == size).all():
+        return f"needs {size} of {size} ranks, has {size - len(run.missing_ranks)} ({missing})"
+    if not missing and unmet["rank"].n_unique() == 1:
+        return "only one rank is here"
+    if few.height:
+        return "not all ranks of their groups recorded them" + (f" ({missing})" if missing else "")
+    return "the trace does not tell for certain which of them belong together on which ranks"
+
+
+def _outside(run: Run) -> str | None:
+    """How much of what devices did was launched in no step, where it is worth saying."""
+    outside, busy = outside_steps(run)
+    if outside <= _WORTH_SAYING * busy:
+        return None
+    return (
+        f"{100 * outside / busy:.0f} % of the time that devices were busy was launched outside all steps: "
+        "overlap shows it with step null, breakdown leaves it out."
+    )
+
+
+def _who(ranks: list[int]) -> str:
+    return spans(ranks) if ranks else "a file of unknown rank"
+
+
+def _few(parts: list[str], name: str) -> str:
+    """The first parts, and how many more there are."""
+    rest = len(parts) - _NAMED
+    more = [f"{_counted(rest, f'other {name}')}"] if rest > 0 else []
+    return "; ".join([*parts[:_NAMED], *more])
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"

@@ -1,0 +1,279 @@
+"""What each chart of the dashboard draws: a run in, few rows of plain numbers out (columns as `report.charts` asks).
+
+Results come from the analyses; here they are averaged over steps where the chart says so, turned into ms
+and MiB, and thinned where there are more rows than a chart should hold. What was left out or merged is said
+in `note`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from tracekit.analyzers.breakdown import breakdown
+from tracekit.analyzers.complete_steps import of_complete_steps
+from tracekit.analyzers.exposure import ADVICE, blame
+from tracekit.analyzers.memory import floor, peak, timeline
+from tracekit.analyzers.overlap import overlap
+from tracekit.analyzers.skew import skew
+from tracekit.analyzers.volume import backend, volume
+from tracekit.report import style
+from tracekit.report import thinning as drawing
+from tracekit.report.thinning import layer_label, mib, ms
+from tracekit.text import plain_line
+from tracekit.theory import passes_by_kind, strategy_stage
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+MAX_BARS = 48
+MAX_CURVES = 8
+
+_PHASES = {"forward": 0, "backward": 1, "optimizer": 2, "other": 3}
+_PARTS = {
+    "compute_ns": style.COMPUTE,
+    "exposed_comm_ns": style.EXPOSED,
+    "exposed_copy_ns": style.COPY,
+    "idle_ns": style.IDLE,
+}
+
+
+class Drawn(NamedTuple):
+    """Rows for a chart, and a sentence on what they leave out (or "")."""
+
+    rows: pl.DataFrame
+    note: str = ""
+
+
+def volume_rows(run: Run) -> Drawn:
+    """Theory, plan, measured and, where it differs, what the backend ran: the mean complete step of a rank."""
+    measured = of_complete_steps(run, volume(run))
+    ran = of_complete_steps(run, backend(run)).rename({"kind": "asked", "backend_kind": "kind"})
+    steps = measured.select("rank", "step").unique().height
+    parts = [
+        _theory(run),
+        _by_kind(measured, "plan_passes_numel", steps).with_columns(num_collectives=None, source=pl.lit("plan")),
+        _by_kind(measured, "passes_numel", steps).with_columns(source=pl.lit("measured")),
+    ]
+    if not ran.filter(pl.col("asked") != pl.col("kind")).is_empty():
+        parts.append(_by_kind(ran, "passes_numel", steps).with_columns(source=pl.lit("backend ran")))
+    columns = ["source", "kind", pl.col("numel").cast(pl.Float64), pl.col("num_collectives").cast(pl.Float64)]
+    rows = pl.concat([part.select(columns) for part in parts]).filter(pl.col("numel") > 0)
+    places = {"theory": 0, "plan": 1, "measured": 2, "backend ran": 3}
+    return Drawn(
+        rows.with_columns(
+            order=drawing.place("source", places),
+            place=drawing.place("kind", {kind: i for i, kind in enumerate(style.KINDS)}),
+            psi=pl.col("numel") / pl.lit(run.psi, pl.Float64),
+        )
+        .with_columns(total_psi=pl.col("psi").sum().over("source"))
+        .with_columns(label=_written("total_psi", "{:.2f}Ψ"))
+        .filter(pl.col("psi").is_not_null())
+        .sort("order", "kind")
+    )
+
+
+def overlap_rows(run: Run) -> Drawn:
+    """Hidden and exposed ms a step of each rank, layer and phase that communicates."""
+    by = ("rank", "step", "layer", "phase")
+    table = of_complete_steps(run, overlap(run, by=by)).filter(pl.col("comm_ns") > 0)
+    steps = table.group_by("rank").agg(pl.col("step").n_unique().alias("steps"))
+    layer = layer_label()
+    means = (
+        table.group_by("rank", "layer", "phase")
+        .agg(pl.col("overlapped_ns", "exposed_ns", "comm_ns").sum())
+        .join(steps, on="rank", how="left")
+        .with_columns(share=pl.col("overlapped_ns") / pl.col("comm_ns"), layer=layer)
+        .with_columns(pl.col("overlapped_ns", "exposed_ns") / pl.col("steps") / 1_000_000)
+        .rename({"overlapped_ns": style.HIDDEN, "exposed_ns": style.EXPOSED})
+    )
+    order = drawing.layer_order(means["layer"])
+    rows = means.unpivot(
+        [style.HIDDEN, style.EXPOSED],
+        index=["rank", "layer", "phase", "share"],
+        variable_name="activity",
+        value_name="ms",
+    ).with_columns(
+        row=pl.format("{} · {}", "layer", "phase"),
+        order=drawing.place("phase", _PHASES) * len(order) + drawing.place("layer", order),
+    )
+    return _few_ranks(rows.sort("order", "rank", "activity"))
+
+
+def breakdown_rows(run: Run) -> Drawn:
+    """The parts of every step of every rank."""
+    table = breakdown(run).sort("rank", "step")
+    note = ""
+    if table.height > MAX_BARS:
+        note = f"The first {MAX_BARS} of {table.height} steps are drawn; report.json has all of them."
+        table = table.head(MAX_BARS)
+    rows = _parts(table.with_row_index("order"), ["rank", "step", "order", "step_ns"])
+    step = pl.format("rank {} · step {}", "rank", pl.col("step").cast(pl.String).fill_null("?"))
+    return Drawn(rows.with_columns(row=step, order=pl.col("order").cast(pl.Int64)).drop("step_ns"), note)
+
+
+def blame_rows(run: Run) -> Drawn:
+    """Exposed ms of the mean complete step of a rank, by cause and kind."""
+    table = of_complete_steps(run, blame(run))
+    steps = of_complete_steps(run, breakdown(run)).height
+    causes = list(ADVICE)
+    rows = (
+        table.with_columns(kind=pl.col("kind").fill_null("other"))
+        .group_by("cause", "kind", "advice")
+        .agg(pl.col("exposed_ns").sum())
+        .with_columns(
+            ms=pl.col("exposed_ns") / 1_000_000 / max(steps, 1),
+            order=drawing.place("cause", {cause: place for place, cause in enumerate(causes)}),
+            place=drawing.place("kind", {kind: place for place, kind in enumerate(style.KINDS)}),
+        )
+        .drop("exposed_ns")
+    )
+    return Drawn(rows.sort("order", "place"))
+
+
+def waiting_rows(run: Run) -> Drawn:
+    """Transfer and waiting of each rank's matched collectives, in ms of the mean complete step."""
+    table = of_complete_steps(run, skew(run).drop_nulls("transfer_ns"))
+    steps = pl.col("step").n_unique()
+    rows = (
+        table.group_by("rank")
+        .agg(pl.col("transfer_ns", "wait_ns").sum() / 1_000_000 / steps)
+        .rename({"transfer_ns": "transfer", "wait_ns": "waiting"})
+        .unpivot(["transfer", "waiting"], index="rank", variable_name="part", value_name="ms")
+        .with_columns(
+            row=pl.format("rank {}", "rank"),
+            order=pl.col("rank").cast(pl.Int64),
+            place=drawing.place("part", {part: place for place, part in enumerate(style.WAITING)}),
+        )
+    )
+    return _few_ranks(rows.sort("order", "place"))
+
+
+def comparison_rows(runs: list[Run]) -> Drawn:
+    """The parts of each run's mean complete step."""
+    parts: list[pl.DataFrame] = []
+    for order, (run, name) in enumerate(zip(runs, run_names(runs), strict=True)):
+        table = of_complete_steps(run, breakdown(run))
+        mean = table.select(pl.col("step_ns", *_PARTS).mean())
+        labelled = mean.with_columns(run=pl.lit(name), order=pl.lit(order, pl.Int64))
+        parts.append(_parts(labelled, ["run", "order", "step_ns"]).drop("step_ns"))
+    return Drawn(pl.concat(parts))
+
+
+class Curves(NamedTuple):
+    """The memory chart's rows, its peaks and the floor (null where no formula holds)."""
+
+    rows: pl.DataFrame
+    peaks: pl.DataFrame
+    floor_mib: float | None
+    note: str
+
+
+def memory_rows(run: Run) -> Curves:
+    """Allocated memory over time of the first ranks, with each peak."""
+    curve = _accelerators(timeline(run)).drop_nulls("allocated_bytes")
+    series = curve.select("rank", "device").unique().sort("rank", "device")
+    shown = series.head(MAX_CURVES)
+    origin = run.steps["start_ns"].min() if run.steps.height else curve["ts_ns"].min()
+    origin = origin if isinstance(origin, int) else 0
+    limit = drawing.MAX_ROWS // max(shown.height, 1)
+    several = series["device"].n_unique() > series["rank"].n_unique()
+    parts = [
+        drawing.thin_curve(rows.sort("ts_ns", maintain_order=True), "allocated_bytes", limit)
+        for _, rows in curve.join(shown, on=["rank", "device"], how="semi").group_by(
+            "rank", "device", maintain_order=True
+        )
+    ]
+    drawn = pl.concat(parts) if parts else curve
+    name = pl.format("rank {} · {}", "rank", "device") if several else pl.format("rank {}", "rank")
+    rows = drawn.select("rank", series=name, t_ms=ms("ts_ns", origin), mib=mib("allocated_bytes"))
+    highest = (
+        rows.filter(pl.col("mib") == pl.col("mib").max().over("series"))
+        .unique("series", keep="first", maintain_order=True)
+        .sort("mib", descending=True, maintain_order=True)
+        .with_columns(label=_written("mib", "peak {:,.4g} MiB"))
+    )
+    theory = floor(run).filter(pl.col("component") == "total")["theory_bytes"].max()
+    notes: list[str] = []
+    if drawn.height < curve.height:
+        notes.append(f"{drawn.height:,} of {curve.height:,} points are drawn, with every peak and trough.")
+    if series.height > shown.height:
+        notes.append(f"The first {shown.height} of {series.height} curves are drawn.")
+    return Curves(rows, highest, theory / 2**20 if isinstance(theory, int) else None, " ".join(notes))
+
+
+def peak_rows(run: Run) -> Drawn:
+    """What each rank held at its peak, largest category first."""
+    table = _accelerators(peak(run)).with_columns(series=pl.format("rank {}", "rank"))
+    order = (
+        table.group_by("category")
+        .agg(pl.col("bytes").max().alias("_size"))
+        .sort("_size", "category", descending=[True, False])
+    )
+    ranked = table.join(order.with_row_index("order"), on="category", how="left").sort("rank", "order")
+    rows = ranked.select("rank", "series", "category", pl.col("order").cast(pl.Int64), mib=mib("bytes"))
+    rows = rows.with_columns(pl.col("category").str.replace_all("_", " ", literal=True))
+    return _few_ranks(rows)
+
+
+def run_names(runs: list[Run]) -> list[str]:
+    """Return a name for each run, told apart by a number where two are called the same."""
+    names = [plain_line(run.name) for run in runs]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)
+    ]
+
+
+def _written(column: str, form: str) -> pl.Expr:
+    """The numbers of a column as text."""
+    return pl.col(column).map_elements(form.format, return_dtype=pl.String)
+
+
+def _theory(run: Run) -> pl.DataFrame:
+    stage = strategy_stage(run.manifest.strategy) if run.manifest is not None else None
+    passes = passes_by_kind(stage) if stage is not None and run.psi else {}
+    return pl.DataFrame(
+        {"kind": list(passes), "numel": [(run.psi or 0) * times for times in passes.values()]},
+        schema={"kind": pl.String, "numel": pl.Int64},
+    ).with_columns(source=pl.lit("theory"), num_collectives=pl.lit(None, pl.Float64))
+
+
+def _by_kind(table: pl.DataFrame, column: str, steps: int) -> pl.DataFrame:
+    """Mean over ranks and steps of a column, by kind."""
+    return table.group_by("kind", maintain_order=True).agg(
+        numel=pl.col(column).sum() / max(steps, 1), num_collectives=pl.col("num_collectives").sum() / max(steps, 1)
+    )
+
+
+def _parts(table: pl.DataFrame, index: list[str]) -> pl.DataFrame:
+    """A breakdown's parts as rows: activity, place, ms, share."""
+    places = {activity: place for place, activity in enumerate(style.ACTIVITY)}
+    parts = table.select(*index, *(pl.col(column).alias(name) for column, name in _PARTS.items()))
+    rows = parts.unpivot(list(_PARTS.values()), index=index, variable_name="activity", value_name="_ns")
+    return (
+        rows.with_columns(
+            place=drawing.place("activity", places),
+            ms=ms("_ns"),
+            share=pl.when(pl.col("step_ns") > 0).then(pl.col("_ns") / pl.col("step_ns")),
+        )
+        .filter(pl.col("ms") > 0)
+        .drop("_ns")
+        .sort(*[name for name in ("order", "place") if name in (*index, "place")])
+    )
+
+
+def _few_ranks(rows: pl.DataFrame) -> Drawn:
+    """As many whole ranks as a chart holds."""
+    ranks = rows["rank"].unique().sort().to_list()
+    most = max(drawing.MAX_ROWS * max(len(ranks), 1) // max(rows.height, 1), 1)
+    if most >= len(ranks):
+        return Drawn(rows)
+    kept = rows.filter(pl.col("rank").is_in(ranks[:most]))
+    return Drawn(kept, f"The first {most} of {len(ranks)} ranks are drawn; report.json has all of them.")
+
+
+def _accelerators(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of accelerators where there are any, else those of the CPU."""
+    accelerators = table.filter(pl.col("device") != "cpu")
+    return accelerators if not accelerators.is_empty() else table

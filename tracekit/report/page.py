@@ -1,0 +1,81 @@
+"""The dashboard: runs as one HTML page that holds all it needs and asks nothing of any network.
+
+Names in a page come from traces, so nothing is trusted: text goes through the template's escaping, charts
+and their data stand in the page as JSON in which no tag can end, and a content policy in the page forbids
+every request.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tracekit.report import wording as words
+from tracekit.report.sections import Analysed, Table, file_tables, sections, trusted
+from tracekit.text import plain_line
+
+
+def dashboard(runs: list[Analysed]) -> str:
+    """Return the page as HTML."""
+    from tracekit import __version__
+
+    shown = [
+        {
+            "name": run.name,
+            "verdicts": run.verdicts,
+            "facts": words.fact_lines(run.facts),
+            "tables": file_tables(run),
+        }
+        for run in runs
+    ]
+    template = _environment().get_template("page.html")
+    return template.render(
+        title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
+        lead=" · ".join(dict.fromkeys(words.lead(run.facts) for run in runs)),
+        generator=f"tracekit {__version__}",
+        sections=sections(runs),
+        runs=shown,
+        draw=_draw,
+        css=trusted(_asset("page.css")),
+        script=trusted(_asset("page.js")),
+        library=trusted(_library()),
+    )
+
+
+# The libraries are found by the page's own script under these names.
+_GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    return Environment(
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, finalize=_without_unprintable
+    )
+
+
+def _without_unprintable(value: Any) -> Any:
+    """What the templates are to show, with text made fit to print unless it is HTML of our own."""
+    return plain_line(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _draw(table: Table) -> Any:
+    """The table as HTML, escaped by its own template."""
+    return trusted(_environment().get_template("table.html").render(table=table))
+
+
+def _asset(name: str) -> str:
+    return files("tracekit.report").joinpath("assets", name).read_text("utf-8")
+
+
+@cache
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    import vl_convert  # pyright: ignore[reportMissingTypeStubs]
+    from altair import SCHEMA_VERSION
+
+    version = ".".join(SCHEMA_VERSION.split(".")[:2])
+    bundle = vl_convert.javascript_bundle(_GLOBALS, version)
+    return bundle.replace("</script", "<\\/script")

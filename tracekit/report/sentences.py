@@ -1,0 +1,296 @@
+"""Sentences that say what a run's tables mean, most important first; unknown is called unknown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from tracekit.analyzers import ledger, memory, overlap, volume
+from tracekit.analyzers.complete_steps import of_complete_steps
+from tracekit.model.collectives.bucket_layers import ROOT
+from tracekit.report.caveats import gaps
+from tracekit.text import plain
+
+if TYPE_CHECKING:
+    from tracekit.model.run import Run
+
+NAMES = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero1-deepspeed": "DeepSpeed's stage 1",
+    "zero2": "DeepSpeed's stage 2",
+    "zero2-fsdp1": "FSDP1 with SHARD_GRAD_OP",
+    "zero2-fsdp2": "FSDP2 without resharding",
+    "zero3-deepspeed": "DeepSpeed's stage 3",
+    "fsdp1": "FSDP1",
+    "fsdp2": "FSDP2",
+    "hsdp": "HSDP",
+    "fsdp2-tp": "FSDP2 with tensor parallelism",
+    "fsdp2-graph": "FSDP2 in the compiled graph",
+}
+
+# Why a term of the ledger is there, as the end of "because ...".
+REASONS = {
+    "gathered parameters saved for backward": "what forward gathered is kept for backward",
+    "tied parameters gathered at each use": "tied parameters are gathered at each of their uses",
+    "parameters gathered more than twice": "some parameters are gathered more than twice",
+    "parameters split over tp": "the other tensor-parallel ranks hold part of the parameters",
+    "tensor-parallel activations": "tensor parallelism all-reduces activations",
+    "activations recomputed": "recomputed activations are all-reduced again",
+    "replicate-axis all-reduce": "the replicas all-reduce what each has reduced",
+    "buffers broadcast": "buffers are broadcast before forward",
+    "ignored parameters not sent": "ignored parameters are not sent",
+    "root unit not gathered again": "the root unit is not gathered again",
+    "units kept gathered": "units kept gathered are not gathered again",
+    "frozen parameters not reduced": "frozen parameters are gathered but not reduced",
+    "frozen parameters not sent": "frozen parameters are not sent",
+    "parameters without a gradient": "some parameters got no gradient",
+    "padding of dim 0": "dim 0 is padded to a multiple of the ranks",
+    "alignment padding": "the flat parameters are padded",
+    "mixed types gathered as bytes": "mixed types are gathered as bytes",
+    "further micro-batches": "every further micro-batch communicates anew",
+    "all-reduce in place of reduce-scatter": (
+        "it all-reduces gradients (2Ψ) where the lesson reduce-scatters them (Ψ)"
+    ),
+    "overflow check": "it checks for overflow",
+    "gradient norm": "it sums the gradient norm",
+    "a single rank sends nothing": "a single rank has nobody to send to",
+    "a single rank gathers nothing": "a single rank has nothing to gather",
+}
+
+# A term below this part of Ψ is not worth a clause: two decimals would show it as nothing.
+_WORTH_SAYING = 0.005
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def verdicts(run: Run) -> list[str]:
+    """What there is to say of a run, one sentence an entry: volume, exposed time, memory, what is missing.
+
+    Numbers of time are means over the complete steps of all ranks; a volume that is not the same in all of them is
+    given as a range.
+    """
+    sentences = [
+        _volume(run),
+        _backend(run),
+        _coverage(run),
+        _exposed(run),
+        _memory(run),
+        _overhead(run),
+        *gaps(run),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _volume(run: Run) -> str | None:
+    if run.collectives.is_empty():
+        return "No collective was found, so there is no communication to account for."
+    walk = _known_steps(ledger.ledger(run))
+    measured = walk.filter(pl.col("term") == "measured")["psi"].drop_nulls()
+    if measured.is_empty():
+        return _bytes_moved(run)
+    low, high = _number(measured.min()), _number(measured.max())
+    moved = f"{low:.2f}Ψ" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}Ψ to {high:.2f}Ψ"
+    return f"{_subject(run)} moved {moved} a step{_difference(walk, moved)}; {_hidden(run)}."
+
+
+def _difference(walk: pl.DataFrame, moved: str) -> str:
+    """How the measured volume compares with the theory, with the reasons worth naming, as part of a sentence."""
+    psi: dict[str, float | None] = dict(_telling_step(walk).select("term", "psi").iter_rows())
+    theory, rest = psi.pop("theory", None), psi.pop("unexplained", None)
+    total = psi.pop("measured", None)
+    if theory is None:
+        return "; what it should move is unknown"
+    if total is None or rest is None:
+        return f" at least; how that stands to {theory:.0f}Ψ is unknown, as not all sizes and terms are known"
+    return _reasons(theory, total, rest, psi, moved)
+
+
+def _reasons(theory: float, total: float, rest: float, psi: dict[str, float | None], moved: str) -> str:
+    """The difference of a step all of which is known, by the terms `psi`."""
+    gap = total - theory
+    named = {term: size for term, size in psi.items() if size is not None and abs(size) >= _WORTH_SAYING}
+    clauses = _clauses({term: size for term, size in named.items() if size * gap > 0 or abs(gap) < _WORTH_SAYING})
+    against = _clauses({term: size for term, size in named.items() if size * gap < 0 and abs(gap) >= _WORTH_SAYING})
+    if abs(rest) >= _WORTH_SAYING:
+        return (
+            f", where its plan says {total - rest:.2f}Ψ: {rest:+.2f}Ψ stay unexplained (is the strategy's name right?)"
+        )
+    if not clauses:
+        return ", as the lesson says" if abs(gap) < _WORTH_SAYING else f", not {theory:.0f}Ψ"
+    if abs(gap) < _WORTH_SAYING:
+        return f", which is {theory:.0f}Ψ although {clauses}"
+    because = f"{clauses}, although {against}" if against else clauses
+    if gap > 0 and moved.endswith(".00Ψ"):
+        return f", not {theory:.0f}Ψ: {because}"
+    return f", {abs(gap):.2f}Ψ {'more' if gap > 0 else 'less'} than {theory:.0f}Ψ because {because}"
+
+
+def _clauses(terms: dict[str, float]) -> str:
+    """The reasons of these terms, largest first."""
+    return " and ".join(REASONS.get(term, term) for term in sorted(terms, key=lambda term: -abs(terms[term])))
+
+
+def _known_steps(walk: pl.DataFrame) -> pl.DataFrame:
+    """The walks of the steps all of whose sizes are known; all walks where there is no such step."""
+    known = walk.filter(pl.col("term") == "measured", pl.col("coverage") == 1.0).select("rank", "step")
+    return walk.join(known, on=["rank", "step"], how="semi") if known.height else walk
+
+
+def _telling_step(walk: pl.DataFrame) -> pl.DataFrame:
+    """The walk of the step that is explained worst: what holds of it holds of all."""
+    unknown_first = pl.col("psi").abs().fill_null(float("inf"))
+    worst = walk.filter(pl.col("term") == "unexplained").sort(unknown_first, descending=True, maintain_order=True)
+    return walk.join(worst.select("rank", "step").head(1), on=["rank", "step"], how="semi", nulls_equal=True)
+
+
+def _bytes_moved(run: Run) -> str:
+    """What a run without Ψ moved: bytes by kind, on the average rank."""
+    kinds = (
+        run.collectives.group_by("rank", "kind")
+        .agg(pl.len().alias("calls"), volume.known_sum("payload_bytes"))
+        .group_by("kind")
+        .agg(pl.col("calls").mean(), pl.col("payload_bytes").mean())
+        .sort("payload_bytes", "kind", descending=[True, False], nulls_last=True)
+    )
+    parts = [
+        f"{plain(kind or 'unnamed')} {'of unknown size' if size is None else _size(size)} in {_count(calls)}"
+        for kind, calls, size in kinds.iter_rows()
+    ]
+    return f"Each rank moved, in {_steps(run)}: {', '.join(parts)}; {_hidden(run)}."
+
+
+def _steps(run: Run) -> str:
+    numbers = run.steps["step"].drop_nulls().n_unique()
+    return "the whole trace" if numbers == 0 else "one step" if numbers == 1 else f"{numbers} steps together"
+
+
+def _hidden(run: Run) -> str:
+    """The hidden share of all communication time."""
+    table = of_complete_steps(run, overlap.overlap(run, by=["rank", "step"]))
+    comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
+    if not comm:
+        return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
+    return f"{_share(hidden / comm)} of its time was hidden under compute"
+
+
+def _backend(run: Run) -> str | None:
+    """That the backend did something else than it was asked for."""
+    table = volume.backend(run).filter(pl.col("kind") != pl.col("backend_kind"))
+    swaps = table.select("kind", "backend_kind").unique().sort("kind", "backend_kind")
+    if swaps.is_empty():
+        return None
+    name = plain(run.manifest.backend) if run.manifest and run.manifest.backend else "The backend"
+    what = " and ".join(f"{plain(kind)} as {plain(did)}" for kind, did in swaps.iter_rows())
+    moved = of_complete_steps(run, volume.totals(run))["backend_psi"].drop_nulls()
+    extra = f", so {_number(moved.mean()):.2f}Ψ a step really crossed" if moved.len() else ""
+    return f"{name} ran {what}{extra}."
+
+
+def _coverage(run: Run) -> str | None:
+    total = run.collectives.height
+    known = run.collectives["payload_bytes"].count()
+    if known == total:
+        return None
+    if not known:
+        return f"The sizes of all {total} collectives are unknown: only their durations can be told."
+    return f"Sizes are known for {known} of {total} collectives, so totals are lower bounds."
+
+
+def _exposed(run: Run) -> str | None:
+    """How much of a step is exposed communication, and where most of it is."""
+    from tracekit.analyzers.breakdown import breakdown
+
+    steps = of_complete_steps(run, breakdown(run))
+    length, exposed = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    if not length or not exposed:
+        return None
+    mean = exposed / steps.height
+    share = f"Exposed communication took {_time(mean)} of a step of {_time(length / steps.height)}"
+    groups = (
+        of_complete_steps(run, overlap.overlap(run, by=["rank", "step", "kind", "layer", "phase"]))
+        .drop_nulls("kind")
+        .group_by("kind", "layer", "phase")
+        .agg(pl.col("exposed_ns").sum())
+        # The rest only makes the order, and so the sentence, the same each time.
+        .sort("exposed_ns", "kind", "layer", "phase", descending=[True, False, False, False], nulls_last=True)
+    )
+    # What a step launched may run beyond its window, and then is no part of what the windows add up to.
+    if groups.is_empty() or _number(groups["exposed_ns"][0]) > exposed:
+        return f"{share} ({100 * exposed / length:.0f} %)."
+    kind, layer, phase, worst = groups.select("kind", "layer", "phase", "exposed_ns").row(0)
+    where = f"the largest part, {_time(_number(worst) / steps.height)}, is {_place(kind, layer, phase)}"
+    return f"{share} ({100 * exposed / length:.0f} %); {where}."
+
+
+def _memory(run: Run) -> str | None:
+    """The highest point of the curve, what it was made of, and how it stands to the floor."""
+    top = memory.peak(run).filter(pl.col("category") != memory.RESERVED)
+    if top.is_empty():
+        return None
+    totals = top.group_by("rank", "device").agg(pl.col("bytes").sum()).sort("bytes", "rank")
+    rank, device, total = totals.row(-1)
+    parts = top.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("bytes", descending=True)
+    largest, size = parts.select("category", "bytes").row(0)
+    sentence = f"Memory peaked at {_size(total)} on rank {rank}, the largest part {_words(largest)} ({_size(size)})"
+    theory = memory.floor(run).filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
+    if theory.is_empty():
+        return f"{sentence}; its floor is unknown."
+    least = theory["theory_bytes"][0]
+    side = "above" if total >= least else "below"
+    return f"{sentence}, {_size(abs(total - least))} {side} the lesson's floor of {_size(least)}."
+
+
+def _overhead(run: Run) -> str | None:
+    ratio = run.manifest.step_times.overhead_ratio if run.manifest else None
+    if ratio is None or ratio < 1.05:
+        return None
+    return f"Recording made steps {100 * (ratio - 1):.0f} % longer, so read times as shares, not as speeds."
+
+
+def _subject(run: Run) -> str:
+    strategy = run.manifest.strategy if run.manifest else None
+    return "The run" if strategy is None else NAMES.get(strategy, plain(strategy))
+
+
+def _number(value: Any) -> float:
+    return float(value or 0)
+
+
+def _share(part: float) -> str:
+    """A share in %, never rounded to all or nothing."""
+    if 0 < part < 0.005:
+        return "less than 1 %"
+    return "more than 99 %" if 0.995 <= part < 1 else f"{100 * part:.0f} %"
+
+
+def _place(kind: str, layer: str | None, phase: str | None) -> str:
+    """A kind of collective with the layer and phase that are known of it."""
+    known = phase if phase in {"forward", "backward", "optimizer"} else None
+    kind = plain(kind)
+    if layer is None:
+        return f"{kind} in {known}" if known else f"{kind}, layer and phase unknown"
+    # A bucket spans layers ("layers.3..layers.2"); the root's name is empty, or stands in brackets in a span.
+    owner = " to ".join("the root unit" if name in {"", ROOT} else plain(name) for name in layer.split(".."))
+    return f"{kind} of {owner} in {known}" if known else f"{kind} of {owner}"
+
+
+def _words(category: str) -> str:
+    return plain(category).replace("_", " ")
+
+
+def _count(calls: float) -> str:
+    number = f"{calls:.0f}" if calls == round(calls) else f"{calls:.1f}"
+    return f"{number} call" if number == "1" else f"{number} calls"
+
+
+def _size(size: float) -> str:
+    """Bytes in the largest unit that they fill."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size:.0f} B"
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1e6:.1f} ms" if ns >= 1e6 else f"{ns / 1e3:.1f} µs"

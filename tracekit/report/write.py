@@ -1,0 +1,128 @@
+"""The report: dashboard, numbers and Perfetto trace of one run, or of several side by side, written as three files."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tracekit.errors import UsageError
+from tracekit.export.files import replacing
+from tracekit.export.perfetto import write_trace
+from tracekit.report.chart_rows import run_names
+from tracekit.report.description import facts, summary
+from tracekit.report.page import dashboard
+from tracekit.report.sections import Analysed
+from tracekit.report.sentences import verdicts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+    import polars as pl
+
+    from tracekit.model.run import Run
+
+FORMAT = 1
+"""Of report.json. 1: the first."""
+
+HTML_NAME, JSON_NAME, TRACE_NAME = "report.html", "report.json", "trace.pftrace"
+
+#: Every table of report.json: its name (as `tracekit show` knows it) and where it is made.
+TABLES = {
+    "ranks": "run.ranks",
+    "steps": "run.steps",
+    "collectives": "run.collectives",
+    "repairs": "run.repairs",
+    "overlap": "analyzers.overlap.overlap",
+    "hiders": "analyzers.hidden_by.hiders",
+    "breakdown": "analyzers.breakdown.breakdown",
+    "blame": "analyzers.exposure.blame",
+    "bound": "analyzers.exposure.bound",
+    "skew": "analyzers.skew.skew",
+    "stragglers": "analyzers.skew.stragglers",
+    "mismatches": "analyzers.skew.mismatches",
+    "clocks": "analyzers.skew.clocks",
+    "bandwidth": "analyzers.bandwidth.bandwidth",
+    "groups": "analyzers.groups.groups",
+    "together": "analyzers.groups.together",
+    "unknown": "analyzers.unclassified.unknown",
+    "volume": "analyzers.volume.volume",
+    "totals": "analyzers.volume.totals",
+    "ledger": "analyzers.ledger.ledger",
+    "backend": "analyzers.volume.backend",
+    "memory": "analyzers.memory.timeline",
+    "peak": "analyzers.memory.peak",
+    "floor": "analyzers.memory.floor",
+    "hta-breakdown": "analyzers.hta.temporal_breakdown",
+    "hta-idle": "analyzers.hta.idle",
+    "hta-kernels": "analyzers.hta.kernel_breakdown",
+}
+
+
+class ReportPaths(NamedTuple):
+    """What was written, and the sentences it opens with (of several runs, each begins with the run's name)."""
+
+    html: Path
+    json: Path
+    trace: Path
+    verdicts: list[str]
+
+
+def write_report(runs: list[Run], out: Path, *, force: bool = False) -> ReportPaths:
+    """Write report.html, report.json and trace.pftrace into the folder `out`; all of them or none.
+
+    report.json is ``{"format": 1, "runs": [{"name", "facts", "summary", "verdicts", "tables": {name:
+    rows}}]}``: times in ns and sizes in bytes, whole; null where unknown. Several runs share one trace, a
+    process a run and rank.
+
+    Raises:
+        UsageError: there is no run, or a file exists already and `force` was not given, or cannot be written.
+    """
+    if not runs:
+        raise UsageError("a report needs at least one run: name a folder that holds one")
+    paths = [out / name for name in (HTML_NAME, JSON_NAME, TRACE_NAME)]
+    with ExitStack() as stack:
+        html, numbers, trace = (stack.enter_context(replacing(path, force=force)) for path in paths)
+        analysed = [analyse(run, name) for run, name in zip(runs, run_names(runs), strict=True)]
+        html.write_text(dashboard(analysed), encoding="utf-8")
+        with numbers.open("wb") as stream:
+            write_numbers(analysed, stream)
+        write_trace(runs, trace)
+    several = len(runs) > 1
+    sentences = [f"{run.name}: {text}" if several else text for run in analysed for text in run.verdicts]
+    return ReportPaths(paths[0], paths[1], paths[2], sentences)
+
+
+def analyse(run: Run, name: str) -> Analysed:
+    """Return all that a report says of the run."""
+    tables = {table: _table(run, home) for table, home in TABLES.items()}
+    return Analysed(run, name, facts(run), summary(run), verdicts(run), tables)
+
+
+def write_numbers(runs: list[Analysed], stream: BinaryIO) -> None:
+    """Write report.json, a row of a table a line."""
+    import msgspec
+
+    encode = msgspec.json.Encoder().encode
+    stream.write(b'{"format": %d, "runs": [' % FORMAT)
+    for number, run in enumerate(runs):
+        about: dict[str, Any] = {
+            "name": run.name,
+            "facts": run.facts,
+            "summary": run.summary,
+            "verdicts": run.verdicts,
+        }
+        stream.write((b",\n" if number else b"\n") + encode(about)[:-1] + b', "tables": {')
+        for place, (name, frame) in enumerate(run.tables.items()):
+            stream.write((b",\n" if place else b"\n") + encode(name) + b": [")
+            lines = enumerate(frame.iter_rows(named=True))
+            stream.writelines((b",\n" if index else b"\n") + encode(row) for index, row in lines)
+            stream.write(b"]")
+        stream.write(b"}}")
+    stream.write(b"\n]}\n")
+
+
+def _table(run: Run, home: str) -> pl.DataFrame:
+    module, _, attribute = home.rpartition(".")
+    return getattr(run, attribute) if module == "run" else getattr(import_module(f"tracekit.{module}"), attribute)(run)
