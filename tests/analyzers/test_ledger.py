@@ -5,7 +5,7 @@ import json
 import polars as pl
 import pytest
 from fakes import SMALL, collective, manifest_of, parameter, run_of, step
-from test_volume import FSDP2, ZERO2, as_planned, run_as_planned
+from planned_runs import FSDP2, ZERO2, as_planned, run_as_planned
 
 from tracekit.analyzers.expectation import expectation, read_plan
 from tracekit.analyzers.ledger import ledger

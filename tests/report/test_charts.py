@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from fake_runs import US, empty_run, fake_run
 from fakes import SMALL, collective, manifest_of, parameter
-from test_volume import run_as_planned
+from planned_runs import run_as_planned
 
 from tracekit.report import chart_rows as frames
 from tracekit.report import charts, style, waterfall

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fakes import SMALL, manifest_of
-from test_volume import run_as_planned
+from planned_runs import run_as_planned
 
 from tracekit.report.claims import verdicts as verdict
 from tracekit.report.claims.page import Claim, page, walk, written

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from fakes import SMALL, collective, common_fixture, manifest_of, parameter, run_of, step, work
 from msgspec.structs import replace
-from test_volume import as_planned, run_as_planned
+from planned_runs import as_planned, run_as_planned
 
 from tracekit.manifest import Held, Precision, RankInfo, StepTimes
 from tracekit.report.sentences import verdicts
