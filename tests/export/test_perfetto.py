@@ -10,6 +10,7 @@ from fake_runs import PSI, STEP, US, empty_run, fake_run
 from tracekit.export.perfetto import counters, write_trace
 from tracekit.export.slices import exposed_slices, first_free_row, label_runs, slices, slices_of
 from tracekit.manifest import Manifest
+from tracekit.model.device_time import compute_cover
 
 BASE = 10**18
 BEGIN, END, COUNTER = 1, 2, 4
@@ -176,7 +177,7 @@ def test_exposed_time_is_drawn_once_where_collectives_run_at_once():
             "end_ns": [100, 150, 200],
         }
     )
-    drawn = exposed_slices(work)
+    drawn = exposed_slices(work, compute_cover(work))
     assert drawn.select("name", "start_ns", "end_ns").rows() == [("first", 100, 150), ("second", 150, 200)]
 
 
@@ -198,7 +199,7 @@ def test_rows_are_reused_once_free():
 def test_a_step_without_a_number_is_the_whole_trace():
     run = fake_run(num_ranks=1, num_steps=1)
     steps = run.steps.with_columns(step=pl.lit(None, pl.Int64), complete=pl.lit(False))
-    drawn = slices_of(steps, run.work.head(0), run.collectives.head(0))
+    drawn = slices_of(steps, run.work.head(0), run.collectives.head(0), {})
     assert drawn["name"].to_list() == ["whole trace (cut)"]
 
 

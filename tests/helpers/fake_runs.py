@@ -8,9 +8,8 @@ compute and 480 µs of communication, 80 of them exposed.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import polars as pl
+from fakes import FakeRun
 
 from tracekit.manifest import Axis, Held, Manifest, Parameter, Precision, RankInfo, StepTimes, Unit
 from tracekit.read.traces import REPAIRS_SCHEMA
@@ -116,13 +115,13 @@ TABLES = {
 }
 
 
-def empty_run(name: str = "empty") -> SimpleNamespace:
+def empty_run(name: str = "empty") -> FakeRun:
     """A run that recorded nothing."""
     tables = {table: pl.DataFrame(schema=schema) for table, schema in TABLES.items()}
-    return SimpleNamespace(name=name, paths=[], manifest=None, psi=None, world_size=None, missing_ranks=[], **tables)
+    return FakeRun(name=name, paths=[], manifest=None, psi=None, world_size=None, missing_ranks=[], **tables)
 
 
-def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, base_ns: int = 10**18) -> SimpleNamespace:
+def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, base_ns: int = 10**18) -> FakeRun:
     """A run of `num_ranks` ranks and `num_steps` steps that begins at `base_ns`."""
     rows: dict[str, list[dict[str, object]]] = {table: [] for table in TABLES}
     for rank in range(num_ranks):
@@ -131,7 +130,7 @@ def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, bas
             _step(rows, rank, step, base_ns + step * STEP)
     tables = {table: pl.DataFrame(rows[table], schema=schema) for table, schema in TABLES.items()}
     facts = {"psi": PSI, "world_size": num_ranks, "missing_ranks": []}
-    return SimpleNamespace(name=name, paths=[], manifest=manifest(num_ranks), **facts, **tables)
+    return FakeRun(name=name, paths=[], manifest=manifest(num_ranks), **facts, **tables)
 
 
 def manifest(num_ranks: int = 2) -> Manifest:

@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit.manifest import Axis, Held, Manifest, Parameter, Precision, RankInfo, Unit
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
+from tracekit.model.device_time import compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
 from tracekit.model.memory import MEMORY_SCHEMA
 from tracekit.model.steps import STEPS_SCHEMA
@@ -25,7 +26,16 @@ SCHEMAS = {
 PLACE = {"rank": 0, "cycle": 0, "device": "cuda:0"}
 
 
-def run_of(manifest=None, **tables) -> SimpleNamespace:
+class FakeRun(SimpleNamespace):
+    """The tables and facts of a run, as given, with what a run computes of its tables."""
+
+    @property
+    def compute_cover(self):
+        """As of a run."""
+        return compute_cover(self.work)
+
+
+def run_of(manifest=None, **tables) -> FakeRun:
     """A run with these rows in its tables; rank 0, cycle 0 and cuda:0 unless a row says otherwise."""
     frames = {
         name: pl.DataFrame([{**PLACE, **row} for row in tables.get(name, [])], schema=schema)
@@ -33,7 +43,7 @@ def run_of(manifest=None, **tables) -> SimpleNamespace:
     }
     frames |= _numbered(frames["work"], frames["collectives"])
     facts = {"psi": manifest.psi, "world_size": manifest.world_size} if manifest else {"psi": None, "world_size": None}
-    return SimpleNamespace(name="fake", paths=[], manifest=manifest, missing_ranks=[], **facts, **frames)
+    return FakeRun(name="fake", paths=[], manifest=manifest, missing_ranks=[], **facts, **frames)
 
 
 def _numbered(work, collectives) -> dict[str, pl.DataFrame]:
@@ -77,7 +87,7 @@ def step(number, start_us, end_us, **more) -> dict[str, object]:
     return {"step": number, "start_ns": start_us * US, "end_ns": end_us * US, "complete": True, **more}
 
 
-def common_fixture(*more) -> SimpleNamespace:
+def common_fixture(*more) -> FakeRun:
     """A GEMM on stream 7 from 1010 to 1110 µs, an all-gather on stream 20 from 1060 to 1160, in step 5."""
     rows = [("compute", "stream 7", 1010, 1110), ("comm", "stream 20", 1060, 1160), *more]
     return run_of(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from tracekit import intervals
-from tracekit.analyzers.overlap import PLACE, union_by_place
-from tracekit.model.device_time import hiding
+from tracekit.model.device_time import DEVICE_KEY, Key, union_per_device
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tracekit.model.run import Run
 
 SCHEMA = pl.Schema(
@@ -57,10 +58,10 @@ def breakdown(run: Run) -> pl.DataFrame:
     how much it is.
     """
     work = _on_device(run.work)
-    shares = _shares(work)
+    shares = _shares(work, run.compute_cover)
     columns = [[], [], [], [], []]  # window, compute, exposed comm, exposed copy, idle
     windows = _windows(run, work)
-    for rank, device, start, end in windows.select(*PLACE, "start_ns", "end_ns").iter_rows():
+    for rank, device, start, end in windows.select(*DEVICE_KEY, "start_ns", "end_ns").iter_rows():
         window = intervals.union([start], [end])
         length = intervals.length(window)
         share = shares.get((rank, device))
@@ -86,7 +87,7 @@ def outside_steps(run: Run) -> tuple[int, int]:
     work = _on_device(run.work).filter(pl.col("class").is_in(["compute", "comm", "copy"]))
     outside = work.join(run.steps, on=["rank", "cycle", "step"], how="anti", nulls_equal=True)
     some, all_of_it = (
-        sum(intervals.length(union) for union in union_by_place(rows).values()) for rows in (outside, work)
+        sum(intervals.length(union) for union in union_per_device(rows).values()) for rows in (outside, work)
     )
     return some, all_of_it
 
@@ -101,16 +102,15 @@ def _on_device(work: pl.DataFrame) -> pl.DataFrame:
     return work.filter((pl.col("device") != "cpu") | ~has_accelerator)
 
 
-def _shares(work: pl.DataFrame) -> dict[tuple[object, ...], _Shares]:
-    by_class = {name: union_by_place(work.filter(pl.col("class") == name)) for name in ("compute", "comm", "copy")}
-    busy = union_by_place(work.filter(pl.col("class").is_in(list(by_class))))
-    cover = hiding(work)
-    shares: dict[tuple[object, ...], _Shares] = {}
-    for place, union in busy.items():
-        compute, comm, copy = (by_class[name].get(place, intervals.EMPTY) for name in by_class)
-        exposed = intervals.subtract(comm, cover.get(place, intervals.EMPTY))
+def _shares(work: pl.DataFrame, cover: Mapping[Key, intervals.Intervals]) -> dict[Key, _Shares]:
+    by_class = {name: union_per_device(work.filter(pl.col("class") == name)) for name in ("compute", "comm", "copy")}
+    busy = union_per_device(work.filter(pl.col("class").is_in(list(by_class))))
+    shares: dict[Key, _Shares] = {}
+    for device, union in busy.items():
+        compute, comm, copy = (by_class[name].get(device, intervals.EMPTY) for name in by_class)
+        exposed = intervals.subtract(comm, cover.get(device, intervals.EMPTY))
         exposed_copy = intervals.subtract(intervals.subtract(copy, compute), comm)
-        shares[place] = _Shares(intervals.subtract(compute, exposed), exposed, exposed_copy, union)
+        shares[device] = _Shares(intervals.subtract(compute, exposed), exposed, exposed_copy, union)
     return shares
 
 

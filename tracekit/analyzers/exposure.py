@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit import intervals
 from tracekit.analyzers.overlap import communication
-from tracekit.model.device_time import PLACE, hiding
+from tracekit.model.device_time import DEVICE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,12 +123,12 @@ def bound(run: Run) -> pl.DataFrame:
 
 def _causes(run: Run) -> Iterator[tuple[object, ...]]:
     """(rank, step, layer, phase, kind, cause, exposed_ns) for each piece of communication and cause."""
-    cover = hiding(run.work)
-    compute = run.work.filter(pl.col("class") == "compute").sort("start_ns").partition_by(PLACE, as_dict=True)
+    cover = run.compute_cover
+    compute = run.work.filter(pl.col("class") == "compute").sort("start_ns").partition_by(DEVICE_KEY, as_dict=True)
     ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index")
-    for place, group in ran.partition_by(PLACE, as_dict=True, maintain_order=True).items():
-        hidden_by = cover.get(place, intervals.EMPTY)
-        device = _device(compute.get(place, run.work.clear()), hidden_by, is_cpu=place[1] == "cpu")
+    for key, group in ran.partition_by(DEVICE_KEY, as_dict=True, maintain_order=True).items():
+        hidden_by = cover.get(key, intervals.EMPTY)
+        device = _device(compute.get(key, run.work.clear()), hidden_by, is_cpu=key[1] == "cpu")
         # A moment in which collectives of two steps run counts in each of the steps, as in the overlap table.
         accounted: dict[int | None, int] = {}
         lane_ends: dict[str, int] = {}

@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit import intervals
 from tracekit.analyzers.overlap import communication
-from tracekit.model.device_time import PLACE, hiding
+from tracekit.model.device_time import DEVICE_KEY
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,14 +45,14 @@ def hiders(run: Run) -> pl.DataFrame:
     up to its `overlapped_ns`. Where several computed at the same moment, it counts for the one that started first.
     Communication that nothing hid has one row with a null hider and 0.
     """
-    cover = hiding(run.work)
+    cover = run.compute_cover
     compute = run.work.filter(pl.col("class") == "compute").sort("start_ns", "index")
-    kernels = compute.partition_by(PLACE, as_dict=True)
+    kernels = compute.partition_by(DEVICE_KEY, as_dict=True)
     ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index").with_row_index("piece")
     parts = [
-        _beside(group, _free(kernels[place], run.work), cover[place])
-        for place, group in ran.partition_by(PLACE, as_dict=True, maintain_order=True).items()
-        if place in kernels
+        _beside(group, _free(kernels[device], run.work), cover[device])
+        for device, group in ran.partition_by(DEVICE_KEY, as_dict=True, maintain_order=True).items()
+        if device in kernels
     ]
     found = pl.concat(parts) if parts else ran.head(0).select("piece", *_nothing())
     return (
@@ -66,8 +66,8 @@ def hiders(run: Run) -> pl.DataFrame:
 
 def _free(kernels: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """The kernels of a device without what crosses communication of their own lane, which hides nothing."""
-    here = kernels.select(*PLACE).unique()
-    comm = work.filter(pl.col("class") == "comm").join(here, on=PLACE, how="semi")
+    here = kernels.select(*DEVICE_KEY).unique()
+    comm = work.filter(pl.col("class") == "comm").join(here, on=DEVICE_KEY, how="semi")
     whole, pieces = kernels, list[pl.DataFrame]()
     for (lane,), sent in comm.partition_by("lane", as_dict=True).items():
         busy = intervals.union(sent["start_ns"], sent["start_ns"] + sent["dur_ns"])

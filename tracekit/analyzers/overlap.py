@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit import intervals
 from tracekit.errors import UsageError
-from tracekit.model.device_time import hiding
+from tracekit.model.device_time import DEVICE_KEY, covered_ns, islands
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tracekit.model.run import Run
 
@@ -26,8 +25,6 @@ MEASURES = pl.Schema(
     }
 )
 
-# Time is only ever compared within one device of one rank.
-PLACE = ("rank", "device")
 _SPAN = ("cycle", "lane", "start_ns", "dur_ns")
 _GROUPABLE = (*BY, "cycle", "device", "lane", "backend_kind", "group", "group_size", "dtype")
 
@@ -55,8 +52,8 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
     # A group needs a key: without any, everything is in the one group of `all`.
     groups = keys or ["all"]
     spans = communication(run).with_columns(pl.lit(0).alias("all"))
-    merged = islands(spans, list(dict.fromkeys((*groups, *PLACE))))
-    hidden = covered(merged, hiding(run.work))
+    merged = islands(spans, list(dict.fromkeys((*groups, *DEVICE_KEY))))
+    hidden = covered_ns(merged, run.compute_cover)
     times = (
         merged.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("comm_ns"), hidden.alias("overlapped_ns"))
         .group_by(groups)
@@ -98,43 +95,6 @@ def communication(run: Run) -> pl.DataFrame:
     columns = [*dict.fromkeys((*_GROUPABLE, *_SPAN)), "index", "issued_ns", "wait_ns", "is_collective"]
     parts = [of_calls.with_columns(counted), alone.with_columns(counted), never]
     return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
-
-
-def islands(spans: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Union of the spans within each group: `by` columns, start_ns, end_ns; sorted within a group."""
-    keys = list(by)
-    ordered = (
-        spans.filter(pl.col("dur_ns") > 0)
-        .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
-        .sort([*keys, "start_ns"])
-        .with_columns(pl.col("end_ns").cum_max().over(keys).alias("reach"))
-        .with_columns(pl.col("reach").shift(1).over(keys).alias("before"))
-    )
-    starts = pl.col("before").is_null() | (pl.col("start_ns") > pl.col("before"))
-    return (
-        ordered.with_columns(starts.cum_sum().alias("island"))
-        .group_by([*keys, "island"], maintain_order=True)
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-        .drop("island")
-    )
-
-
-def covered(spans: pl.DataFrame, cover: Mapping[tuple[object, ...], intervals.Intervals]) -> pl.Series:
-    """How many ns of each span (rank, device, start_ns, end_ns) lie under what covers its place."""
-    result = pl.Series("covered_ns", [0], dtype=pl.Int64).new_from_index(0, spans.height)
-    for place, rows in spans.with_row_index("row").group_by(PLACE):
-        if place in cover:
-            inside = intervals.covered(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), cover[place])
-            result = result.scatter(rows["row"], inside)
-    return result
-
-
-def union_by_place(work: pl.DataFrame) -> dict[tuple[object, ...], intervals.Intervals]:
-    """Union of the given work for each (rank, device)."""
-    return {
-        place: intervals.union(rows["start_ns"].to_numpy(), (rows["start_ns"] + rows["dur_ns"]).to_numpy())
-        for place, rows in work.filter(pl.col("dur_ns") > 0).group_by(PLACE)
-    }
 
 
 def ratio(part: str, whole: str) -> pl.Expr:

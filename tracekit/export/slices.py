@@ -13,10 +13,14 @@ import numpy as np
 import polars as pl
 
 from tracekit import intervals
-from tracekit.model.device_time import hiding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.model.device_time import Key
     from tracekit.model.run import Run
+
+    Cover = Mapping[Key, intervals.Intervals]
 
 IntArray = intervals.IntArray
 
@@ -55,11 +59,11 @@ SCHEMA: dict[str, pl.DataType] = {
 
 def slices(run: Run) -> pl.DataFrame:
     """Return every slice of a run: columns of `SCHEMA`, sorted by rank, track, lane and start."""
-    return slices_of(run.steps, run.work, run.collectives)
+    return slices_of(run.steps, run.work, run.collectives, run.compute_cover)
 
 
-def slices_of(steps: pl.DataFrame, work: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
-    """Return the slices of these tables (DESIGN's steps, work and collectives), as `slices` does."""
+def slices_of(steps: pl.DataFrame, work: pl.DataFrame, collectives: pl.DataFrame, cover: Cover) -> pl.DataFrame:
+    """Return the slices of these tables of a run, as `slices` does; `cover` is its compute cover."""
     ran = _with_ends(work)
     named = _named(ran.join(_what_it_carries(collectives), on=["rank", "cycle", "index"], how="left"))
     parts = [
@@ -67,7 +71,7 @@ def slices_of(steps: pl.DataFrame, work: pl.DataFrame, collectives: pl.DataFrame
         label_runs(ran, "phase"),
         label_runs(ran, "layer"),
         _work_slices(named),
-        exposed_slices(named),
+        exposed_slices(named, cover),
     ]
     order = {track: i for i, track in enumerate(TRACKS)}
     every = pl.concat([_conform(part) for part in parts])
@@ -76,14 +80,13 @@ def slices_of(steps: pl.DataFrame, work: pl.DataFrame, collectives: pl.DataFrame
     return split_rows(ranked.sort(keys)).sort(keys, maintain_order=True).drop("_order")
 
 
-def exposed_slices(work: pl.DataFrame) -> pl.DataFrame:
+def exposed_slices(work: pl.DataFrame, cover: Cover) -> pl.DataFrame:
     """Return the parts of the communication during which no compute runs on the same device.
 
     Their total is the exposed time: where collectives run at once, the time is drawn once, under the one that
     began first.
     """
     found: list[pl.DataFrame] = []
-    cover = hiding(work)
     for (rank, _, device), group in work.group_by("rank", "cycle", "device", maintain_order=True):
         comm = group.filter(pl.col("class") == "comm").sort("start_ns", "end_ns")
         if comm.is_empty():

@@ -1,10 +1,14 @@
-"""The compute that can hide communication: all of a device's, but for what shares its lane with communication.
+"""Arithmetic of busy time per device: unions, the compute that can hide communication, and what it covers.
 
-Work on one lane is serial. Where two pieces of one lane cross all the same (a rounded clock, a kernel that starts while
-the one before it drains), the crossing hides nothing.
+Time is only ever compared within one device of one rank (`DEVICE_KEY`). All compute of a device can hide
+communication, but for what shares its lane with communication: work on one lane is serial, and where two pieces of one
+lane cross all the same (a rounded clock, a kernel that starts while the one before it drains), the crossing hides
+nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -12,25 +16,62 @@ import polars as pl
 from tracekit import intervals
 from tracekit.intervals import Intervals
 
-Place = tuple[object, ...]
-PLACE = ["rank", "device"]
+DEVICE_KEY = ["rank", "device"]
+Key = tuple[object, ...]
 
 
-def hiding(work: pl.DataFrame) -> dict[Place, Intervals]:
+def compute_cover(work: pl.DataFrame) -> dict[Key, Intervals]:
     """Return, for each (rank, device), when compute runs that communication can hide under."""
-    compute = _unions(work.filter(pl.col("class") == "compute"))
-    comm = _unions(work.filter(pl.col("class") == "comm"))
-    parts: dict[Place, list[Intervals]] = {}
+    compute = _union_per_lane(work.filter(pl.col("class") == "compute"))
+    comm = _union_per_lane(work.filter(pl.col("class") == "comm"))
+    parts: dict[Key, list[Intervals]] = {}
     for lane, busy in compute.items():
         free = intervals.subtract(busy, comm[lane]) if lane in comm else busy
         parts.setdefault(lane[:-1], []).append(free)
-    return {place: _joined(lanes) for place, lanes in parts.items()}
+    return {device: _joined(lanes) for device, lanes in parts.items()}
 
 
-def _unions(work: pl.DataFrame) -> dict[Place, Intervals]:
-    """When each lane is busy."""
-    lanes = work.partition_by(*PLACE, "lane", as_dict=True)
-    return {lane: intervals.union(rows["start_ns"], rows["start_ns"] + rows["dur_ns"]) for lane, rows in lanes.items()}
+def union_per_device(work: pl.DataFrame) -> dict[Key, Intervals]:
+    """Return the union of the given work for each (rank, device)."""
+    return _unions(work, DEVICE_KEY)
+
+
+def islands(spans: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Return the union of the spans within each group: `by` columns, start_ns, end_ns; sorted within a group."""
+    keys = list(by)
+    ordered = (
+        spans.filter(pl.col("dur_ns") > 0)
+        .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
+        .sort([*keys, "start_ns"])
+        .with_columns(pl.col("end_ns").cum_max().over(keys).alias("reach"))
+        .with_columns(pl.col("reach").shift(1).over(keys).alias("before"))
+    )
+    starts = pl.col("before").is_null() | (pl.col("start_ns") > pl.col("before"))
+    return (
+        ordered.with_columns(starts.cum_sum().alias("island"))
+        .group_by([*keys, "island"], maintain_order=True)
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .drop("island")
+    )
+
+
+def covered_ns(spans: pl.DataFrame, cover: Mapping[Key, Intervals]) -> pl.Series:
+    """Return how many ns of each span (rank, device, start_ns, end_ns) lie under the cover of its device."""
+    result = pl.Series("covered_ns", [0], dtype=pl.Int64).new_from_index(0, spans.height)
+    for device, rows in spans.with_row_index("row").group_by(DEVICE_KEY):
+        if device in cover:
+            inside = intervals.covered(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), cover[device])
+            result = result.scatter(rows["row"], inside)
+    return result
+
+
+def _union_per_lane(work: pl.DataFrame) -> dict[Key, Intervals]:
+    return _unions(work, [*DEVICE_KEY, "lane"])
+
+
+def _unions(work: pl.DataFrame, key: list[str]) -> dict[Key, Intervals]:
+    groups = work.filter(pl.col("dur_ns") >= 0).partition_by(key, as_dict=True)
+    return {name: intervals.union(rows["start_ns"], rows["start_ns"] + rows["dur_ns"]) for name, rows in groups.items()}
 
 
 def _joined(parts: list[Intervals]) -> Intervals:

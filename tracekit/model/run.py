@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from tracekit.intervals import Intervals
 from tracekit.manifest import Manifest, read_manifest
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
+from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
 from tracekit.model.memory import MEMORY_SCHEMA
 from tracekit.model.steps import STEPS_SCHEMA
@@ -84,6 +86,11 @@ class Run:
     def work(self) -> pl.DataFrame:
         """Everything that occupied a device: WORK_SCHEMA."""
         return self._kept.table("work", WORK_SCHEMA, lambda: self._made.work)
+
+    @cached_property
+    def compute_cover(self) -> dict[Key, Intervals]:
+        """When compute runs that communication can hide under, for each (rank, device)."""
+        return compute_cover(self.work)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:

@@ -6,10 +6,12 @@ from functools import cached_property
 
 import polars as pl
 
+from tracekit.intervals import Intervals
 from tracekit.manifest import Manifest
 from tracekit.model import memory, repairs, steps
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.collectives import calls, collectives
+from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices import work
 from tracekit.model.devices.device_rows import device_rows, without_lost_activity
 from tracekit.model.event_kinds import Kinds, kinds
@@ -42,6 +44,11 @@ class Tables:
         return work.work(self._device, arguments, self._kinds, self._calls, self.steps, self._attribution)
 
     @cached_property
+    def compute_cover(self) -> dict[Key, Intervals]:
+        """When compute runs that can hide communication, for each (rank, device)."""
+        return compute_cover(self.work)
+
+    @cached_property
     def collectives(self) -> pl.DataFrame:
         """COLLECTIVES_SCHEMA."""
         return collectives.collectives(
@@ -50,6 +57,7 @@ class Tables:
             self.work,
             self.steps,
             self._attribution,
+            cover=self.compute_cover,
             annotations=self._kinds.annotations,
             manifest=self._manifest,
             world_size=self._traces.world_size,

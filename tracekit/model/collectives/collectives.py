@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
-from tracekit import intervals
 from tracekit.dtypes import ITEM_SIZES, PASSES
+from tracekit.intervals import Intervals
 from tracekit.manifest import Manifest
 from tracekit.model import names
 from tracekit.model.attribution.layers import Attribution
@@ -13,7 +15,7 @@ from tracekit.model.collectives.axes import with_axes
 from tracekit.model.collectives.bucket_layers import with_layers
 from tracekit.model.collectives.calls import MOST_ELEMENTS, first_numel
 from tracekit.model.collectives.matching import with_matches, with_waits
-from tracekit.model.device_time import PLACE, hiding
+from tracekit.model.device_time import DEVICE_KEY, Key, covered_ns
 from tracekit.model.patterns import kind_by_name
 from tracekit.model.recordings import RUN
 from tracekit.model.steps import step_at, turns
@@ -73,6 +75,7 @@ def collectives(
     steps: pl.DataFrame,
     attribution: Attribution,
     *,
+    cover: Mapping[Key, Intervals],
     annotations: pl.DataFrame,
     manifest: Manifest | None = None,
     world_size: int | None = None,
@@ -83,7 +86,7 @@ def collectives(
     """
     if calls.is_empty() and not (work["class"] == "comm").any():
         return pl.DataFrame(schema=COLLECTIVES_SCHEMA)
-    rows = _calls_with_work(_executions(arguments, work), calls)
+    rows = _calls_with_work(_executions(arguments, work, cover), calls)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = with_layers(rows.sort("at_ns", "index"), manifest)
     rows = _with_sizes(with_axes(rows, manifest, annotations))
@@ -94,7 +97,7 @@ def collectives(
     return ordered.select(list(COLLECTIVES_SCHEMA)).cast(COLLECTIVES_SCHEMA, strict=False)  # type: ignore[arg-type]
 
 
-def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+def _executions(arguments: pl.DataFrame, work: pl.DataFrame, cover: Mapping[Key, Intervals]) -> pl.DataFrame:
     """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row.
 
     A call of several kernels lasts from the first to the last of them; overlapped and exposed leave its pauses out.
@@ -103,7 +106,7 @@ def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     comm = work.filter(pl.col("class") == "comm").join(arguments, on=[*RUN, "index"], how="left")
     alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
     key = [*RUN, "call", "alone"]
-    comm = _with_overlap(comm.with_columns(alone.alias("alone")), work)
+    comm = _with_overlap(comm.with_columns(alone.alias("alone")), cover)
     return (
         comm.sort("start_ns")
         .group_by(key, maintain_order=True)
@@ -117,22 +120,17 @@ def _executions(arguments: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_overlap(comm: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+def _with_overlap(comm: pl.DataFrame, cover: Mapping[Key, Intervals]) -> pl.DataFrame:
     """Add how much of each piece of communication ran beside compute on its own device, and the rest."""
-    cover = hiding(work)
     # Kernels of one call may run side by side: what two of them share counts for the first.
     ends = pl.col("start_ns") + pl.col("dur_ns")
     reach = ends.cum_max().shift(1).over(*RUN, "device", "call", "alone", order_by="start_ns")
     own = pl.max_horizontal("start_ns", pl.min_horizontal(reach.fill_null(pl.col("start_ns")), ends))
     comm = comm.with_columns(own.alias("own_ns"))
-    parts: list[pl.DataFrame] = []
-    for place, group in comm.partition_by(PLACE, as_dict=True, maintain_order=True).items():
-        ends = group["start_ns"] + group["dur_ns"]
-        hidden = intervals.covered(group["own_ns"], ends, cover.get(place, intervals.EMPTY))
-        parts.append(group.with_columns(pl.Series("overlapped_ns", hidden, dtype=pl.Int64)))
-    spans = pl.concat(parts) if parts else comm.with_columns(pl.lit(None, pl.Int64).alias("overlapped_ns"))
+    spans = comm.select(*DEVICE_KEY, pl.col("own_ns").alias("start_ns"), ends.alias("end_ns"))
+    hidden = covered_ns(spans, cover).alias("overlapped_ns")
     length = pl.col("start_ns") + pl.col("dur_ns") - pl.col("own_ns")
-    return spans.with_columns((length - pl.col("overlapped_ns")).alias("exposed_ns"))
+    return comm.with_columns(hidden).with_columns((length - pl.col("overlapped_ns")).alias("exposed_ns"))
 
 
 def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
