@@ -9,15 +9,15 @@ import tracekit
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.unclassified import unknown
 from tracekit.errors import UsageError
+from tracekit.model.patterns import Pattern
 from tracekit.report.sentences import verdicts
 
 RING = kernel("my_ring_reduce<4>", 1060, 100, stream=20, correlation=2)
 ODD = span("mystery", 1120, 10, cat="mtia_ccp_events", tid=3, pid=0)
 
 
-def test_a_users_pattern_makes_a_kernel_communication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_pattern_makes_a_kernel_communication(tmp_path: Path) -> None:
     trace = write(tmp_path / "r.json", [step(5, 1000, 200), *GEMM, *RING])
-    monkeypatch.chdir(tmp_path)
     assert tracekit.open(trace).work["class"].to_list() == ["compute", "compute"]
     (tmp_path / "tracekit-patterns.toml").write_text('[[communication]]\nname = "^my_ring"\nkind = "all_reduce"\n')
     run = tracekit.open(trace)
@@ -27,12 +27,50 @@ def test_a_users_pattern_makes_a_kernel_communication(tmp_path: Path, monkeypatc
     ]
 
 
+def test_patterns_are_given_or_named_or_lie_beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = write(tmp_path / "run" / "cycle0" / "r.json", [step(5, 1000, 200), *RING])
+    text = '[[communication]]\nname = "ring"\nkind = "{}"\n'
+    kinds = {"above.toml": "reduce", "named.toml": "broadcast", "given.toml": "all_gather"}
+    files = {name: tmp_path / name for name in kinds}
+    for name, path in files.items():
+        path.write_text(text.format(kinds[name]))
+
+    def kind(**options) -> list[str]:
+        return tracekit.open(trace, **options).collectives["kind"].to_list()
+
+    assert kind() == []
+    files["above.toml"].rename(tmp_path / "run" / "tracekit-patterns.toml")
+    assert kind() == ["reduce"]
+    monkeypatch.setenv("TRACEKIT_PATTERNS", str(files["named.toml"]))
+    assert kind() == ["broadcast"]
+    assert kind(patterns=files["given.toml"]) == ["all_gather"]
+    assert kind(patterns=[Pattern("^my_ring", "all_reduce")]) == ["all_reduce"]
+    assert kind(patterns=[]) == []
+
+
+def test_the_working_folder_does_not_decide_what_is_communication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = write(tmp_path / "run" / "rank0" / "r.json", [step(5, 1000, 200), *RING])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "tracekit-patterns.toml").write_text('[[communication]]\nname = "ring"\n')
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert tracekit.open(trace).work["class"].to_list() == ["compute"]
+
+
+@pytest.mark.parametrize("pattern", [Pattern("("), Pattern("a", "gossip"), Pattern(7)])  # type: ignore[arg-type]
+def test_a_given_pattern_that_is_none(tmp_path: Path, pattern: Pattern) -> None:
+    trace = write(tmp_path / "r.json", [step(5, 1000, 200)])
+    with pytest.raises(UsageError, match="patterns=: "):
+        tracekit.open(trace, patterns=[pattern])
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[[communication]]\nname = 7\n", "needs a name and a kind"),
-        ('[[communication]]\nname = "a"\nkind = "gossip"\n', "needs a name and a kind"),
-        ('[[communication]]\nname = "("\n', "no regular expression"),
+        ("[[communication]]\nname = 7\n", "needs text as its name and a kind"),
+        ('[[communication]]\nname = "a"\nkind = "gossip"\n', "needs text as its name and a kind"),
+        ('[[communication]]\nname = "("\n', "not a regular expression"),
         ("communication = 3\n", "not a file of patterns"),
         ("[[communication]\n", "not a file of patterns"),
     ],
@@ -44,14 +82,14 @@ def test_a_file_of_patterns_that_is_none(
     path.write_text(text)
     monkeypatch.setenv("TRACEKIT_PATTERNS", str(path))
     with pytest.raises(UsageError, match=sentence) as caught:
-        _ = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *RING])).work
+        tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *RING]))
     assert str(path) in str(caught.value)
 
 
 def test_a_named_file_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEKIT_PATTERNS", str(tmp_path / "nowhere.toml"))
     with pytest.raises(UsageError, match="not a file of patterns"):
-        _ = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *RING])).work
+        tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *RING]))
 
 
 def test_guesses_and_unknown_rows_are_listed_with_their_share(tmp_path: Path) -> None:

@@ -183,20 +183,6 @@ def test_any_damage_of_the_names_in_an_entry_is_seen(folder: Path) -> None:
     assert_same(all_tables(folder), first)
 
 
-def test_tables_made_in_another_folder_are_not_kept_for_this_one(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "with").mkdir()
-    (tmp_path / "with" / "tracekit-patterns.toml").write_text(f'[[communication]]\nname = "^{RING}"\n')
-    monkeypatch.chdir(tmp_path)
-    run = tracekit.open(folder)
-    assert run.steps.height == 2
-    monkeypatch.chdir(tmp_path / "with")
-    assert run.work["class"].unique().to_list() == ["comm"]
-    monkeypatch.chdir(tmp_path)
-    assert tracekit.open(folder).work["class"].unique().to_list() == ["compute"]
-
-
 def test_edited_patterns_count_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "patterns.toml"
     monkeypatch.setenv("TRACEKIT_PATTERNS", str(path))

@@ -1,10 +1,13 @@
 """Names of communication kernels that a user knows and we do not: one small file.
 
-``tracekit-patterns.toml`` in the working folder, or the file that ``TRACEKIT_PATTERNS`` names::
+The file ``tracekit-patterns.toml`` beside the run (in its folder, or the folder above), or the one that
+``TRACEKIT_PATTERNS`` names, or the one given to ``tracekit.open(run, patterns=…)``::
 
     [[communication]]
     name = "^my_ring_reduce"      # a regular expression, searched in the names of device rows
     kind = "all_reduce"           # one of the kinds of the collectives table
+
+It is read once, when a run is opened.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from functools import cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,53 +29,55 @@ _KINDS = (*PASSES, "other")
 
 
 class Pattern(NamedTuple):
-    """Rows whose name matches `name` are communication of this kind."""
+    """Device rows whose name matches the regular expression `name` are communication of this kind."""
 
     name: str
-    kind: str
+    kind: str = "other"
 
 
-def patterns() -> tuple[Pattern, ...]:
-    """Return the user's patterns; none where there is no file.
+Patterns = tuple[Pattern, ...]
+
+
+def find_patterns(given: str | os.PathLike[str] | Sequence[Pattern] | None, folders: Iterable[Path]) -> Patterns:
+    """Return the given patterns (a file of them, or these), else those of the environment, else those in `folders`.
 
     Raises:
-        UsageError: the file cannot be read, or a pattern in it is none.
+        UsageError: a file cannot be read, or a pattern is not one.
     """
-    told = os.environ.get(_VARIABLE)
-    path = Path(told or FILE_NAME).absolute()
-    if not told and not path.is_file():
-        return ()
+    if given is None:
+        given = os.environ.get(_VARIABLE) or None
+    if isinstance(given, str | os.PathLike):
+        return _read(Path(given))
+    if given is not None:
+        return tuple(_checked("patterns=", pattern.name, pattern.kind) for pattern in given)
+    files = (folder / FILE_NAME for folder in folders)
+    return tuple(pattern for file in files if file.is_file() for pattern in _read(file))
+
+
+def kind_by_name(name: str, patterns: Patterns) -> str | None:
+    """Return the kind of collective that a kernel's name tells, by the user's patterns first; None for none."""
+    own = next((pattern.kind for pattern in patterns if re.search(pattern.name, name)), None)
+    return own or kind_of(name)
+
+
+def _read(path: Path) -> Patterns:
     try:
-        return _read(path, path.read_bytes())
-    except OSError as error:
-        raise _no_patterns(path, error) from None
+        entries = tomllib.loads(path.read_bytes().decode()).get("communication", [])
+        return tuple(_checked(str(path), entry.get("name"), entry.get("kind", "other")) for entry in entries)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{path}: not a file of patterns ({error}); see tracekit/model/patterns.py for its form"
+        ) from None
 
 
-def kind_by_name(name: str) -> str | None:
-    """Return the kind of collective that a kernel's name tells, the user's patterns first; null where none does."""
-    told = next((pattern.kind for pattern in patterns() if re.search(pattern.name, name)), None)
-    return told or kind_of(name)
-
-
-@cache
-def _read(path: Path, content: bytes) -> tuple[Pattern, ...]:
-    try:
-        entries = tomllib.loads(content.decode()).get("communication", [])
-        return tuple(_checked(path, entry) for entry in entries)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
-        raise _no_patterns(path, error) from None
-
-
-def _no_patterns(path: Path, error: Exception) -> UsageError:
-    return UsageError(f"{path}: not a file of patterns ({error}); see tracekit/model/patterns.py for its form")
-
-
-def _checked(path: Path, entry: dict[str, str]) -> Pattern:
-    name, kind = entry.get("name"), entry.get("kind", "other")
-    if not isinstance(name, str) or kind not in _KINDS:
-        raise UsageError(f"{path}: {entry} needs a name and a kind out of {', '.join(_KINDS)}")
+def _checked(source: str, name: object, kind: object) -> Pattern:
+    if not isinstance(name, str) or not isinstance(kind, str) or kind not in _KINDS:
+        raise UsageError(
+            f"{source}: the pattern {name!r} of kind {kind!r} needs text as its name and a kind out of "
+            f"{', '.join(_KINDS)}"
+        )
     try:
         re.compile(name)
     except re.error as error:
-        raise UsageError(f"{path}: {name!r} is no regular expression ({error})") from None
+        raise UsageError(f"{source}: {name!r} is not a regular expression ({error})") from None
     return Pattern(name, kind)

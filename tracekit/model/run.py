@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,9 @@ from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
 from tracekit.model.memory import MEMORY_SCHEMA
+from tracekit.model.patterns import Pattern, Patterns, find_patterns
 from tracekit.model.steps import STEPS_SCHEMA
-from tracekit.model.table_cache import KeptTables
+from tracekit.model.table_cache import CachedTables
 from tracekit.model.tables import Tables
 from tracekit.read.discovery.sources import expand
 from tracekit.read.traces import REPAIRS_SCHEMA, Progress, Traces, read_traces
@@ -33,14 +34,16 @@ class Run:
     changed since it was opened.
     """
 
-    def __init__(self, name: str, paths: list[Path], traces: Traces, manifest: Manifest | None) -> None:
+    def __init__(
+        self, name: str, paths: list[Path], traces: Traces, manifest: Manifest | None, patterns: Patterns = ()
+    ) -> None:
         """Hold what was read; :func:`open_run` is the way to get one."""
         self.name = name
         self.paths = paths
         self.manifest = manifest
         self._traces = traces
-        self._made = Tables(traces, manifest)
-        self._kept = KeptTables(traces, manifest)
+        self._made = Tables(traces, manifest, patterns)
+        self._cached = CachedTables(traces, manifest, patterns)
         self._files: pl.DataFrame = traces.files
         # By the manifest, else the traces; null where neither tells.
         self.world_size: int | None = traces.world_size
@@ -74,18 +77,18 @@ class Run:
     @cached_property
     def repairs(self) -> pl.DataFrame:
         """What was wrong with files or with the run as a whole, and what was done about it: REPAIRS_SCHEMA."""
-        faults = self._kept.table("faults", REPAIRS_SCHEMA, lambda: self._made.faults)
+        faults = self._cached.table("faults", REPAIRS_SCHEMA, lambda: self._made.faults)
         return pl.concat([self._traces.repairs, faults])
 
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of each rank: STEPS_SCHEMA."""
-        return self._kept.table("steps", STEPS_SCHEMA, lambda: self._made.steps)
+        return self._cached.table("steps", STEPS_SCHEMA, lambda: self._made.steps)
 
     @cached_property
     def work(self) -> pl.DataFrame:
         """Everything that occupied a device: WORK_SCHEMA."""
-        return self._kept.table("work", WORK_SCHEMA, lambda: self._made.work)
+        return self._cached.table("work", WORK_SCHEMA, lambda: self._made.work)
 
     @cached_property
     def compute_cover(self) -> dict[Key, Intervals]:
@@ -95,12 +98,12 @@ class Run:
     @cached_property
     def collectives(self) -> pl.DataFrame:
         """What was communicated: COLLECTIVES_SCHEMA."""
-        return self._kept.table("collectives", COLLECTIVES_SCHEMA, lambda: self._made.collectives)
+        return self._cached.table("collectives", COLLECTIVES_SCHEMA, lambda: self._made.collectives)
 
     @cached_property
     def memory(self) -> pl.DataFrame:
         """Allocations and frees: MEMORY_SCHEMA."""
-        return self._kept.table("memory", MEMORY_SCHEMA, lambda: self._made.memory)
+        return self._cached.table("memory", MEMORY_SCHEMA, lambda: self._made.memory)
 
 
 def open_run(
@@ -110,24 +113,28 @@ def open_run(
     executor: Executor | None = None,
     cycle: int | None = None,
     progress: Progress | None = None,
+    patterns: PathLike | Sequence[Pattern] | None = None,
 ) -> Run:
     """Open a run: a folder with or without a manifest, one trace file, a pattern, or several of these.
 
     Of a run recorded in several cycles the newest complete one is read, unless `cycle` names another. Files are read
     in `executor`, by default in a thread a core (processes must be spawned, not forked); `progress` is called with
     files done, files in all and a file's name.
-    With `cache`, what is decoded and the tables made of it are kept beside the traces, or else in the user's cache
-    folder, for the next time.
+    With `cache`, decoded events and tables are stored beside the traces, or else in the user's cache folder, for the
+    next time. `patterns` name communication kernels that tracekit does not know: a TOML file or the patterns
+    themselves, by default the file of ``TRACEKIT_PATTERNS`` or the run's ``tracekit-patterns.toml`` (see
+    tracekit/model/patterns.py).
 
     Raises:
         InputError: nothing to read there, or a file is not a Kineto trace.
-        UsageError: there is no such cycle.
+        UsageError: there is no such cycle, or a pattern is not one.
     """
     given = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(p) for p in path]
     paths = expand(given)
     manifest = _manifest(paths)
+    found = find_patterns(patterns, dict.fromkeys(folder for path in paths for folder in _folders(path)))
     traces = read_traces(paths, manifest, cycle=cycle, cache=cache, executor=executor, progress=progress)
-    return Run(_name(paths), given, traces, manifest)
+    return Run(_name(paths), given, traces, manifest, found)
 
 
 def _name(paths: list[Path]) -> str:
@@ -139,17 +146,22 @@ def _manifest(paths: list[Path]) -> Manifest | None:
     """The manifest of these folders and files, which lies in the run's folder or, of a cycle's file, one above it."""
     found: dict[Path, Manifest] = {}
     for path in paths:
-        folder = path.resolve() if path.is_dir() else path.resolve().parent
-        for place in (folder, folder.parent):
-            if place not in found and (manifest := read_manifest(place)):
-                found[place] = manifest
-            if place in found:
+        for folder in _folders(path):
+            if folder not in found and (manifest := read_manifest(folder)):
+                found[folder] = manifest
+            if folder in found:
                 break
     if not found:
         return None
     first, *others = found.values()
     ranks = {info.rank: info for manifest in (*others, first) for info in manifest.ranks}
     return msgspec.structs.replace(first, ranks=[ranks[rank] for rank in sorted(ranks)])
+
+
+def _folders(path: Path) -> tuple[Path, Path]:
+    """Where the files that belong to a run may lie: in the folder of its traces, or in the one above."""
+    folder = path.resolve() if path.is_dir() else path.resolve().parent
+    return folder, folder.parent
 
 
 def _ranks(files: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""The tables of a run, kept beside its traces from one opening to the next."""
+"""The tables of a run, cached beside its traces from one opening to the next."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.errors import UsageError
 from tracekit.manifest import Manifest
-from tracekit.model.patterns import patterns
+from tracekit.model.patterns import Patterns
 from tracekit.read import cache_entries as entries
 from tracekit.read.trace_cache import MIN_EVENTS
 from tracekit.read.traces import Traces
 
 
-class KeptTables:
+class CachedTables:
     """Tables under a key of all that decides them: what was read of which files, the manifest, the user's patterns."""
 
-    def __init__(self, traces: Traces, manifest: Manifest | None) -> None:
-        """Nothing is looked up before a table is asked for; without a key of the traces nothing is kept."""
+    def __init__(self, traces: Traces, manifest: Manifest | None, patterns: Patterns = ()) -> None:
+        """Nothing is looked up before a table is asked for; without a key of the traces nothing is cached."""
         self._traces = traces
         self._manifest = manifest
+        self._patterns = patterns
 
     def table(self, name: str, schema: Mapping[str, pl.DataType], make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-        """Return the table, made only where it was not kept."""
-        key = self._key()
+        """Return the table, made only where it was not cached."""
+        key = self._key
         if key is None:
             return make()
         places = entries.places(self._folder, f"{self._name}.{name}")
@@ -37,23 +37,16 @@ class KeptTables:
             if (found := entries.load(place, key, {name: schema})) is not None:
                 return found[name]
         table = make()
-        # The working folder, and with it the user's patterns, may have changed meanwhile.
-        if self._key() == key:
-            entries.store(places, key, {name: table})
+        entries.store(places, key, {name: table})
         return table
 
-    def _key(self) -> str | None:
-        try:
-            decides = (self._of_traces, self._manifest, patterns())
-        except UsageError:
-            # Whoever needs the patterns says what is wrong with them.
-            return None
-        return hashlib.sha256(msgspec.json.encode(decides)).hexdigest() if self._of_traces else None
-
     @cached_property
-    def _of_traces(self) -> str | None:
+    def _key(self) -> str | None:
         # Tables of small traces are made in the time that reading an entry takes.
-        return self._traces.key if self._traces.files["num_events"].sum() >= MIN_EVENTS else None
+        if self._traces.key is None or self._traces.files["num_events"].sum() < MIN_EVENTS:
+            return None
+        decides = (self._traces.key, self._manifest, self._patterns)
+        return hashlib.sha256(msgspec.json.encode(decides)).hexdigest()
 
     @cached_property
     def _folder(self) -> Path:

@@ -15,14 +15,16 @@ from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices import work
 from tracekit.model.devices.device_rows import device_rows, without_lost_activity
 from tracekit.model.event_kinds import Kinds, kinds
+from tracekit.model.patterns import Patterns
 from tracekit.read.traces import Traces
 
 
 class Tables:
     """Makes the tables; what several of them need is made once."""
 
-    def __init__(self, traces: Traces, manifest: Manifest | None) -> None:
+    def __init__(self, traces: Traces, manifest: Manifest | None, patterns: Patterns = ()) -> None:
         """Hold what was read."""
+        self._patterns = patterns
         self._traces = traces
         self._manifest = manifest
 
@@ -41,7 +43,9 @@ class Tables:
     def work(self) -> pl.DataFrame:
         """WORK_SCHEMA."""
         arguments = self._traces.columns.comm
-        return work.work(self._device, arguments, self._kinds, self._calls, self.steps, self._attribution)
+        return work.work(
+            self._device, arguments, self._kinds, self._calls, self.steps, self._attribution, self._patterns
+        )
 
     @cached_property
     def compute_cover(self) -> dict[Key, Intervals]:
@@ -61,6 +65,7 @@ class Tables:
             annotations=self._kinds.annotations,
             manifest=self._manifest,
             world_size=self._traces.world_size,
+            patterns=self._patterns,
         )
 
     @cached_property

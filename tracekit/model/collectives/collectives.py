@@ -16,7 +16,7 @@ from tracekit.model.collectives.bucket_layers import with_layers
 from tracekit.model.collectives.calls import MOST_ELEMENTS, first_numel
 from tracekit.model.collectives.matching import with_matches, with_waits
 from tracekit.model.device_time import DEVICE_KEY, Key, covered_ns
-from tracekit.model.patterns import kind_by_name
+from tracekit.model.patterns import Patterns, kind_by_name
 from tracekit.model.recordings import RUN
 from tracekit.model.steps import step_at, turns
 
@@ -79,14 +79,16 @@ def collectives(
     annotations: pl.DataFrame,
     manifest: Manifest | None = None,
     world_size: int | None = None,
+    patterns: Patterns = (),
 ) -> pl.DataFrame:
     """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once.
 
-    `arguments` are those of rows that name a collective, as read.
+    `arguments` are those of rows that name a collective, as read; `patterns` are the user's names of communication;
+    `cover` is when compute runs on each device.
     """
     if calls.is_empty() and not (work["class"] == "comm").any():
         return pl.DataFrame(schema=COLLECTIVES_SCHEMA)
-    rows = _calls_with_work(_executions(arguments, work, cover), calls)
+    rows = _calls_with_work(_executions(arguments, work, cover), calls, patterns)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = with_layers(rows.sort("at_ns", "index"), manifest)
     rows = _with_sizes(with_axes(rows, manifest, annotations))
@@ -133,12 +135,12 @@ def _with_overlap(comm: pl.DataFrame, cover: Mapping[Key, Intervals]) -> pl.Data
     return comm.with_columns(hidden).with_columns((length - pl.col("overlapped_ns")).alias("exposed_ns"))
 
 
-def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
     """Join calls and executions; the execution's own arguments come first, then the call's, then the name."""
     called = calls.rename({"start_ns": "called_ns", "index": "call_index"}).drop("pid", "tid", "end_ns", "external_ids")
     rows = called.join(ran, on=[*RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
     by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
-    by_name = pl.col("name").map_elements(kind_by_name, return_dtype=pl.String)
+    by_name = pl.col("name").map_elements(lambda name: kind_by_name(name, patterns), return_dtype=pl.String)
     is_span = pl.col("name").str.contains(names.BACKEND_SPAN)
     span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
     span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(names.dtype_of, return_dtype=pl.String)

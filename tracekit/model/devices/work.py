@@ -11,7 +11,7 @@ from tracekit.model.collectives.backend_spans import match_spans
 from tracekit.model.devices.operators import own_time
 from tracekit.model.devices.overruns import cut_overruns
 from tracekit.model.event_kinds import Kinds, nccl_calls, timed
-from tracekit.model.patterns import patterns
+from tracekit.model.patterns import Patterns
 from tracekit.model.recordings import RUN, joined, with_first, without
 from tracekit.model.steps import step_at
 
@@ -48,29 +48,30 @@ def work(
     calls: pl.DataFrame,
     steps: pl.DataFrame,
     attribution: Attribution,
+    patterns: Patterns = (),
 ) -> pl.DataFrame:
     """Return WORK_SCHEMA: of devices (see model/device.py), else of the CPU.
 
-    `arguments` are those of rows that name a collective, as read.
+    `arguments` are those of rows that name a collective, as read; `patterns` are the user's names of communication.
     """
     # A trace without device rows is a CPU run, and its operators are the work; unless it calls NCCL: then its device
     # was not recorded, and what the CPU did there is no measure of anything.
     spans = _backend_spans(kinds, arguments, calls)
     operators = _cpu_operators(without(kinds.operators, device, nccl_calls(kinds)), spans)
-    rows = pl.concat([_device_work(device, calls), spans, operators], how="diagonal_relaxed")
+    rows = pl.concat([_device_work(device, calls, patterns), spans, operators], how="diagonal_relaxed")
     rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
     located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")
     return located.select(list(WORK_SCHEMA)).cast(WORK_SCHEMA).sort("rank", "cycle", "start_ns", "index")  # type: ignore[arg-type]
 
 
-def _device_work(device: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def _device_work(device: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
     """Rows of devices with class, place and collective call."""
     rows = _link_calls(device, calls)
     is_copy = (pl.col("role") == "copy").fill_null(value=False)
     is_comm = (
         pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
         | pl.col("linked_by_args")
-        | (_named_like(rows["name"], _communication()) & ~is_copy)
+        | (_named_like(rows["name"], _communication(patterns)) & ~is_copy)
         | (_named_like(rows["name"], names.PEER_COPY) & pl.col("call").is_not_null())
     )
     kind = (
@@ -95,9 +96,9 @@ def _named_like(values: pl.Series, pattern: str) -> pl.Series:
     return values.is_in(distinct.filter(distinct.str.contains(pattern)).to_list())
 
 
-def _communication() -> str:
-    """Names of communication kernels: ours, and those that the user added."""
-    return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns())])
+def _communication(patterns: Patterns) -> str:
+    """A pattern for names of communication kernels: ours, and those that the user added."""
+    return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns)])
 
 
 def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
