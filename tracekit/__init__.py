@@ -10,8 +10,8 @@ Names are loaded when first used, so that `import tracekit.record` stays free of
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing's own costs as much as Python's start
 if TYPE_CHECKING:
     from tracekit import errors, theory
     from tracekit.model.run import Run

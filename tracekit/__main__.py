@@ -1,8 +1,33 @@
-"""`python -m tracekit` is the `tracekit` command."""
+"""The `tracekit` command, and `python -m tracekit`, which is the same."""
 
 from __future__ import annotations
 
-from tracekit.cli import main
+import sys
+
+TYPE_CHECKING = False  # typing's own costs as much as Python's start
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Runs the command line and ends the process with its exit code; the version is told before Typer is imported."""
+    if sys.argv[1:] == ["--version"] and _tells_version():
+        sys.exit(0)
+    from tracekit.cli import main as run_command_line
+
+    run_command_line()
+
+
+def _tells_version() -> bool:
+    """True when the version is written; where stdout takes nothing, the command line says why."""
+    from tracekit import __version__
+
+    try:
+        print(f"tracekit {__version__}", flush=True)
+    except (OSError, ValueError):
+        return False
+    return True
+
 
 if __name__ == "__main__":
     main()

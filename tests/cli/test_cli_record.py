@@ -9,8 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import tracekit
-from tracekit import cli
-from tracekit.cli import record
+from tracekit import cli, extras
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_record_tells_why_the_program_failed(monkeypatch, tmp_path, capsys):
 
 
 def test_record_without_torch_says_what_to_install(monkeypatch, launched, capsys):
-    monkeypatch.setattr(record, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     assert cli.run(["record", "--strategy", "fsdp2"]) == 2
     assert "pip install 'zero-tracekit[record]'" in capsys.readouterr().err
     assert launched == []
@@ -152,9 +151,7 @@ def test_demo_records_both_and_explains_them(launched, reports, tmp_path, monkey
 
 
 def test_demo_without_deepspeed_says_what_to_install(launched, reports, monkeypatch, capsys):
-    from tracekit.cli import demo
-
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     assert cli.run(["demo"]) == 2
     assert "pip install 'zero-tracekit[deepspeed]'" in capsys.readouterr().err
     assert launched == []

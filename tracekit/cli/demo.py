@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from tracekit.cli.record import record
 from tracekit.cli.report import tell_report
-from tracekit.errors import UsageError
+from tracekit.extras import require
 from tracekit.text import plain_line
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ def command(
     from tracekit.report.description import summary
     from tracekit.report.write import write_report
 
-    if find_spec("deepspeed") is None:
-        raise UsageError("the demo's ZeRO-2 run needs DeepSpeed: pip install 'zero-tracekit[deepspeed]'")
+    require("deepspeed", "the demo's ZeRO-2 run")
     losses: list[tuple[float, float] | None] = []
     for strategy in STRATEGIES:
         with progress(f"recording {strategy} on 2 ranks") as tell:

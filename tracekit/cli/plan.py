@@ -11,6 +11,7 @@ import typer
 
 from tracekit.cli.options import ForceOption, Format, FormatOption, OutputOption, pick_format
 from tracekit.errors import UsageError
+from tracekit.extras import require
 
 if TYPE_CHECKING:
     import polars as pl
@@ -231,12 +232,9 @@ def _prove(manifest: Manifest, calls: pl.DataFrame, model: str | None) -> None:
 
     if model is None:
         raise UsageError("--prove runs the runners' decoder: give --model")
-    try:
-        from tracekit.plan.prove import arguments, differences, prove
-    except ImportError as error:
-        raise UsageError(
-            f"--prove needs torch ({error}); install it with: pip install 'zero-tracekit[record]'"
-        ) from None
+    require("record", "--prove")
+    from tracekit.plan.prove import arguments, differences, prove
+
     mesh = {axis.axis: axis.size for axis in manifest.mesh}
     proved = prove(manifest.strategy, _size(model), mesh, arguments(manifest, model))
     apart = differences(calls, proved)

