@@ -3,13 +3,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CHECKED := tracekit runners tests
+CHECKED := tracekit runners tests setup.py
+# Processes that share the tests: as many as a small machine has cores.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types pytest fuzz bench-read bench-analyse browser claims clean
+.PHONY: help setup demo test test-fast coverage lint types pytest fuzz bench-read bench-analyse bench-process browser \
+  claims clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install everything pinned in constraints.txt
 
@@ -17,6 +20,12 @@ demo: $(STAMP) ## record FSDP2 and ZeRO-2 on this machine, analyse both, write t
 	$(BIN)/tracekit demo
 
 test: $(STAMP) browser lint types pytest ## lint, types and the whole test suite
+
+test-fast: $(STAMP) lint ## lint and the tests that train nothing, drive no browser and need no long run (about a minute)
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not integration and not browser and not corpus and not slow"
+
+coverage: $(STAMP) ## the test suite, and every line of the packages that it does not reach
+	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered
 
 lint: $(STAMP) ## ruff, rules and format
 	$(BIN)/ruff check $(CHECKED)
@@ -26,7 +35,7 @@ types: $(STAMP) ## pyright, strict on the packages
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: $(STAMP) ## the test suite alone
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 fuzz: $(STAMP) ## damage traces at random, N (20000) times from SEED (0), and check what the reader makes of them
 	$(BIN)/python tests/fuzz/fuzz.py
@@ -37,11 +46,14 @@ bench-read: $(STAMP) ## time and memory of reading, side by side with HTA and th
 bench-analyse: $(STAMP) ## time of analysing eight ranks, side by side with HTA
 	$(BIN)/python tests/bench/analyse.py
 
+bench-process: $(STAMP) ## time of whole commands, imports included, side by side with HTA
+	$(BIN)/python tests/bench/process.py
+
 claims: $(STAMP) ## answer the lesson's claims from recorded and proved numbers, in docs/claims.md
 	$(BIN)/python -m tracekit.report.claims.page
 
 clean: ## remove .venv, caches and outputs
-	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # DeepSpeed is published as source only, and its build asks for the torch of the environment that it will run in: so torch
@@ -52,7 +64,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt setuptools wheel torch
 	$(PIP) install -q -c constraints.txt --no-build-isolation deepspeed
-	$(PIP) install -q -c constraints.txt --config-settings editable_mode=compat -e ".[record,deepspeed,viewer,dev]"
+	$(PIP) install -q -c constraints.txt --config-settings editable_mode=compat -e ".[hta,record,deepspeed,viewer,dev]"
 	@touch $@
 
 # The browser tests use Debian's Chromium. Only root can install it; elsewhere those tests skip and say so.

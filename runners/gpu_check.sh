@@ -7,7 +7,9 @@
 # the GPU over gloo (a GPU's compute under a CPU backend's collectives). Needs torch with CUDA; where tracekit's own
 # dependencies are at hand too, it ends with what tracekit reads in each.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+RUNNERS=$(dirname "$(readlink -f "$0")")
+# Beside a checkout's runners lies its tracekit; a wheel's are inside it, and it is installed.
+if [ -d "$RUNNERS/../tracekit" ]; then export PYTHONPATH="$RUNNERS/..${PYTHONPATH:+:$PYTHONPATH}"; fi
 
 OUT=${OUT:-out/gpu-check}
 PYTHON=${PYTHON:-python3}
@@ -21,7 +23,7 @@ record() { # name, ranks, options of runners/train.py
   local name=$1 ranks=$2
   shift 2
   echo "== $name"
-  timeout 150 "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$ranks" runners/train.py \
+  timeout 150 "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$ranks" "$RUNNERS/train.py" \
     "${COMMON[@]}" --out "$OUT/$name" "$@" || echo "gpu_check: $name failed with $?"
 }
 

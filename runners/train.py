@@ -14,9 +14,9 @@ from typing import Any
 
 if __package__ in (None, ""):
     # Started by its path, as torchrun does. The folder is the package `runners` whatever it is called, and wins over
-    # one of that name in the working folder; beside a checkout's runners lies its tracekit.
+    # one of that name in the working folder. Beside a checkout's runners lies its tracekit; a wheel's are inside it.
     here = Path(__file__).resolve().parent
-    sys.path[0] = str(here.parent)
+    sys.path[:1] = [] if here.name == "_runners" else [str(here.parent)]
     spec = spec_from_file_location("runners", here / "__init__.py", submodule_search_locations=[str(here)])
     assert spec is not None
     sys.modules["runners"] = module_from_spec(spec)

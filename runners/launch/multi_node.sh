@@ -21,8 +21,8 @@ STRATEGY=${STRATEGY:-fsdp2}
 MODEL=${MODEL:-7b}
 OUT=${OUT:-traces/$STRATEGY-$MODEL-$((NUM_NODES * GPUS_PER_NODE))}
 
-cd "$(dirname "$0")/../.."
+TRAIN=$(dirname "$(dirname "$(readlink -f "$0")")")/train.py # of this checkout or wheel
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec torchrun --nnodes "$NUM_NODES" --nproc-per-node "$GPUS_PER_NODE" \
   --rdzv-backend c10d --rdzv-endpoint "$HEAD:$PORT" --rdzv-id "${RUN_ID:-tracekit}" \
-  runners/train.py --strategy "$STRATEGY" --model "$MODEL" --out "$OUT" "$@"
+  "$TRAIN" --strategy "$STRATEGY" --model "$MODEL" --out "$OUT" "$@"

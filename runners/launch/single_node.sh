@@ -13,7 +13,7 @@ NUM_RANKS=${NUM_RANKS:-$( (nvidia-smi --list-gpus 2>/dev/null || true) | wc -l)}
 if ((NUM_RANKS == 0)); then NUM_RANKS=2; fi
 OUT=${OUT:-traces/$STRATEGY-$MODEL-$NUM_RANKS}
 
-cd "$(dirname "$0")/../.."
+TRAIN=$(dirname "$(dirname "$(readlink -f "$0")")")/train.py # of this checkout or wheel
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec torchrun --standalone --nproc-per-node "$NUM_RANKS" \
-  runners/train.py --strategy "$STRATEGY" --model "$MODEL" --out "$OUT" "$@"
+  "$TRAIN" --strategy "$STRATEGY" --model "$MODEL" --out "$OUT" "$@"

