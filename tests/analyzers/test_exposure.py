@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from fakes import collective, run_of, step, work
 
-from tracekit.analyzers.exposure import ADVICE, blame, bound
+from tracekit.analyzers.exposure import ADVICE, exposure, ideal
 from tracekit.analyzers.overlap import overlap
 
 US = 1_000
@@ -38,7 +38,7 @@ CAUSES = {
 @pytest.mark.parametrize("cause", CAUSES)
 def test_each_cause_has_a_step_that_shows_it(cause):
     kernels, calls = CAUSES[cause]
-    table = blame(run_of(steps=[STEP], work=kernels, collectives=calls))
+    table = exposure(run_of(steps=[STEP], work=kernels, collectives=calls))
     largest = table.sort("exposed_ns", descending=True).row(0, named=True)
     assert (largest["cause"], largest["advice"]) == (cause, ADVICE[cause])
 
@@ -47,12 +47,12 @@ def test_each_cause_has_a_step_that_shows_it(cause):
 def test_causes_add_up_to_the_exposed_time(cause):
     kernels, calls = CAUSES[cause]
     run = run_of(steps=[STEP], work=kernels, collectives=calls)
-    assert blame(run)["exposed_ns"].sum() == overlap(run, by=["rank", "step"])["exposed_ns"].sum()
+    assert exposure(run)["exposed_ns"].sum() == overlap(run, by=["rank", "step"])["exposed_ns"].sum()
 
 
 def test_waiting_for_a_late_rank_comes_first():
     call = comm("all_reduce", 150, 400) | {"wait_ns": 200 * US, "transfer_ns": 50 * US, "num_matched": 2}
-    table = blame(run_of(steps=[STEP], work=[compute(0, 100), compute(500, 600)], collectives=[call]))
+    table = exposure(run_of(steps=[STEP], work=[compute(0, 100), compute(500, 600)], collectives=[call]))
     assert dict(table.select("cause", "exposed_ns").iter_rows())["late rank"] == 200 * US
     assert table["exposed_ns"].sum() == 250 * US
 
@@ -61,7 +61,7 @@ def test_on_a_cpu_the_computing_thread_waited():
     kernels = [compute(0, 100), compute(200, 300, layer="c")]
     place = {"device": "cpu", "lane": "thread 1"}
     calls = [comm("reduce_scatter", 100, 200, layer="a", phase="backward") | place]
-    table = blame(run_of(steps=[STEP], work=[row | place for row in kernels], collectives=calls))
+    table = exposure(run_of(steps=[STEP], work=[row | place for row in kernels], collectives=calls))
     assert table["cause"].to_list() == ["synchronous"]
 
 
@@ -70,7 +70,7 @@ def test_collectives_of_two_steps_at_once_count_in_both():
     calls = [comm("reduce_scatter", 90, 150), comm("all_gather", 120, 180, step=6) | {"lane": "stream 21"}]
     run = run_of(steps=steps, work=[compute(0, 80), compute(200, 300, step=6)], collectives=calls)
     expected = overlap(run, by=["rank", "step"]).select("step", "exposed_ns").sort("step").rows()
-    found = blame(run).group_by("step").agg(pl.col("exposed_ns").sum()).sort("step").rows()
+    found = exposure(run).group_by("step").agg(pl.col("exposed_ns").sum()).sort("step").rows()
     assert found == expected == [(5, 60 * US), (6, 60 * US)]
 
 
@@ -79,6 +79,6 @@ def test_the_bound_hides_what_the_free_compute_can_hide():
     run = run_of(
         steps=[STEP], work=[compute(0, 100), compute(290, 300)], collectives=[comm("reduce_scatter", 100, 250)]
     )
-    row = bound(run).row(0, named=True)
+    row = ideal(run).row(0, named=True)
     assert (row["step_ns"], row["exposed_ns"]) == (300 * US, 150 * US)
-    assert (row["hideable_ns"], row["bound_ns"]) == (110 * US, 190 * US)
+    assert (row["hideable_ns"], row["ideal_ns"]) == (110 * US, 190 * US)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 from fakes import SMALL, manifest_of, run_of
 
-from tracekit.analyzers.memory import BASE, FLOOR_SCHEMA, PEAK_SCHEMA, floor, peak, timeline
+from tracekit.analyzers.memory import BASE, MODEL_STATES_SCHEMA, PEAK_SCHEMA, memory, model_states, peak
 from tracekit.manifest import Axis, Held, RankInfo
 
 MIB = 2**20
@@ -32,7 +32,7 @@ HELD = Held(parameters=100, gradients=0, optimizer_state=200, buffers=10)
 
 def test_a_cpu_curve_starts_at_what_was_held():
     events = [event(1, 50, "activations", total=50, reserved=0), event(2, -50, "activations", total=0, reserved=0)]
-    frame = timeline(run_of(with_held(HELD), memory=events))
+    frame = memory(run_of(with_held(HELD), allocations=events))
     assert frame.select("ts_ns", "allocated_bytes", "reserved_bytes", "activations_bytes").rows() == [
         (1, 360, None, 50),
         (2, 310, None, 0),
@@ -42,13 +42,13 @@ def test_a_cpu_curve_starts_at_what_was_held():
 
 def test_what_is_freed_later_was_there_before():
     events = [event(1, 50, "activations"), event(2, -30, "before the window")]
-    frame = timeline(run_of(with_held(HELD), memory=events))
+    frame = memory(run_of(with_held(HELD), allocations=events))
     assert frame.select("allocated_bytes", "before_the_window_bytes").rows() == [(390, 30), (360, 0)]
 
 
 def test_gradients_held_at_the_start_are_the_ones_freed():
     held = Held(parameters=100, gradients=40, optimizer_state=200, buffers=10)
-    frame = timeline(run_of(with_held(held), memory=[event(1, -30, "before the window")]))
+    frame = memory(run_of(with_held(held), allocations=[event(1, -30, "before the window")]))
     # 350 were held; the 30 that go are counted once, as gradients of before.
     assert frame.select("allocated_bytes", "gradients_bytes", "before_the_window_bytes").row(0) == (320, 10, 0)
 
@@ -59,7 +59,7 @@ def test_a_gpu_curve_follows_the_allocators_totals():
         event(1, 2_104_320, "activations", total=8_845_120, reserved=10 * MIB, device="cuda:0"),
         event(2, -512, "before the window", total=8_844_608, reserved=10 * MIB, device="cuda:0"),
     ]
-    frame = timeline(run_of(with_held(HELD, device="cuda:0"), memory=events))
+    frame = memory(run_of(with_held(HELD, device="cuda:0"), allocations=events))
     assert frame["allocated_bytes"].to_list() == [8_845_120, 8_844_608]
     assert frame["before_the_window_bytes"].to_list() == [6_740_490, 6_739_978]
     assert frame["reserved_bytes"].to_list() == [10 * MIB, 10 * MIB]
@@ -71,14 +71,14 @@ def test_gradients_that_a_gpu_held_and_frees_are_not_counted_twice():
         event(1, 50, "activations", total=390, device="cuda:0"),
         event(2, -30, "before the window", total=360, device="cuda:0"),
     ]
-    frame = timeline(run_of(with_held(held, device="cuda:0"), memory=events))
+    frame = memory(run_of(with_held(held, device="cuda:0"), allocations=events))
     assert frame["allocated_bytes"].to_list() == [390, 360]
     assert frame["before_the_window_bytes"].to_list() == [30, 0]
     assert frame["gradients_bytes"].to_list() == [0, 0]
 
 
 def test_held_bytes_belong_to_the_device_that_was_measured():
-    frame = timeline(run_of(with_held(HELD, device="cuda:0"), memory=[event(1, 5, "activations")]))
+    frame = memory(run_of(with_held(HELD, device="cuda:0"), allocations=[event(1, 5, "activations")]))
     assert frame.select("allocated_bytes", "parameters_bytes").row(0) == (5, 0)
 
 
@@ -88,14 +88,14 @@ def test_the_categories_always_add_up():
         event(2, 9, "gradient buffers", total=1020, device="cuda:0"),  # 11 bytes came unseen
         event(3, -7, "activations", total=1013, device="cuda:0"),
     ]
-    frame = timeline(run_of(memory=events))
+    frame = memory(run_of(allocations=events))
     parts = [name for name in frame.columns if name not in BASE]
     assert frame.select(pl.sum_horizontal(parts)).to_series().to_list() == frame["allocated_bytes"].to_list()
 
 
 def test_devices_and_ranks_have_curves_of_their_own():
     events = [event(1, 5, "activations", rank=rank) for rank in (0, 1)]
-    assert timeline(run_of(memory=events)).select("rank", "allocated_bytes").rows() == [(0, 5), (1, 5)]
+    assert memory(run_of(allocations=events)).select("rank", "allocated_bytes").rows() == [(0, 5), (1, 5)]
 
 
 def test_the_peak_is_taken_apart_at_the_highest_point():
@@ -104,7 +104,7 @@ def test_the_peak_is_taken_apart_at_the_highest_point():
         event(2, 70, "unsharded parameters"),
         event(3, -50, "activations"),
     ]
-    frame = peak(run_of(with_held(HELD), memory=events))
+    frame = peak(run_of(with_held(HELD), allocations=events))
     assert frame.select("ts_ns", "category", "bytes").rows() == [
         (2, "optimizer_state", 200),
         (2, "parameters", 100),
@@ -116,7 +116,7 @@ def test_the_peak_is_taken_apart_at_the_highest_point():
 
 def test_what_the_allocator_keeps_beyond_is_told_apart():
     events = [event(1, 60, "activations", total=100, reserved=300, device="cuda:0")]
-    assert peak(run_of(memory=events)).select("category", "bytes").rows() == [
+    assert peak(run_of(allocations=events)).select("category", "bytes").rows() == [
         ("reserved beyond allocated", 200),
         ("activations", 60),
         ("before the window", 40),
@@ -125,7 +125,7 @@ def test_what_the_allocator_keeps_beyond_is_told_apart():
 
 def test_the_floor_is_the_lessons_beside_what_was_held():
     # Ψ = 24 on 2 ranks, stage 3: 16Ψ/N = 192.
-    assert floor(run_of(with_held(HELD))).drop("rank").rows() == [
+    assert model_states(run_of(with_held(HELD))).drop("rank").rows() == [
         (3, 2, "parameters", 24, 100),
         (3, 2, "gradients", 24, 0),
         (3, 2, "optimizer_state", 144, 200),
@@ -135,29 +135,29 @@ def test_the_floor_is_the_lessons_beside_what_was_held():
 
 
 def test_stage_2_keeps_parameters_whole():
-    rows = floor(run_of(manifest_of("zero2", SMALL))).filter(pl.col("rank") == 1)
+    rows = model_states(run_of(manifest_of("zero2", SMALL))).filter(pl.col("rank") == 1)
     assert rows["theory_bytes"].to_list() == [48, 24, 144, None, 216]
 
 
 def test_parameters_that_are_held_elsewhere_make_no_category_negative():
     # Offloaded: 310 bytes held by the rank, of which the GPU has allocated 60.
     events = [event(1, 60, "activations", total=60, device="cuda:0")]
-    frame = timeline(run_of(with_held(HELD, device="cuda:0"), memory=events))
+    frame = memory(run_of(with_held(HELD, device="cuda:0"), allocations=events))
     assert frame.select("parameters_bytes", "activations_bytes", "before_the_window_bytes").rows() == [(0, 60, 0)]
 
 
 def test_tensor_parallelism_has_no_floor():
     mesh = [Axis("dp_shard", 2), Axis("tp", 2)]
-    assert floor(run_of(manifest_of("fsdp2-tp", SMALL, ranks=4, mesh=mesh))).is_empty()
+    assert model_states(run_of(manifest_of("fsdp2-tp", SMALL, ranks=4, mesh=mesh))).is_empty()
 
 
 def test_held_is_unknown_where_it_was_not_measured():
-    assert floor(run_of(with_held(None)))["held_bytes"].to_list() == [None] * 5
+    assert model_states(run_of(with_held(None)))["held_bytes"].to_list() == [None] * 5
 
 
 def test_empty_tables_have_their_schemas():
     run = run_of()
-    assert timeline(run).columns[:5] == BASE.names()
+    assert memory(run).columns[:5] == BASE.names()
     assert peak(run).schema == PEAK_SCHEMA
-    assert floor(run).schema == FLOOR_SCHEMA
-    assert floor(run_of(manifest_of("unheard of", SMALL))).is_empty()
+    assert model_states(run).schema == MODEL_STATES_SCHEMA
+    assert model_states(run_of(manifest_of("unheard of", SMALL))).is_empty()

@@ -30,7 +30,7 @@ def ours(folder: Path) -> None:
     """Read, and answer what HTA's four analyses answer, and who waited for whom besides."""
     import tracekit
     from tracekit.analyzers.breakdown import breakdown
-    from tracekit.analyzers.exposure import blame
+    from tracekit.analyzers.exposure import exposure
     from tracekit.analyzers.overlap import overlap
     from tracekit.analyzers.skew import skew, stragglers
 
@@ -38,7 +38,7 @@ def ours(folder: Path) -> None:
     breakdown(run)
     overlap(run)
     run.work.group_by("rank", "class", "name").agg("dur_ns").height  # noqa: B018 - the kernel breakdown
-    blame(run)
+    exposure(run)
     skew(run)
     stragglers(run)
 

@@ -14,8 +14,8 @@ from gpu import COMPUTE_STREAM, ERAS, GATHER_STREAM, REDUCE_STREAM, Rank
 
 import tracekit
 from tracekit.analyzers.breakdown import breakdown
-from tracekit.analyzers.exposure import ADVICE, blame, bound
-from tracekit.analyzers.groups import together
+from tracekit.analyzers.exposure import ADVICE, exposure, ideal
+from tracekit.analyzers.groups import concurrency
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew, stragglers
 from tracekit.model.run import Run
@@ -55,7 +55,7 @@ def opened(tmp_path: Path, ranks: list[Rank]) -> Run:
 
 
 def causes(run: Run, rank: int = 0) -> dict[tuple[str | None, str], int]:
-    table = blame(run).filter(pl.col("rank") == rank)
+    table = exposure(run).filter(pl.col("rank") == rank)
     return {(layer, cause): ns for layer, cause, ns in table.select("layer", "cause", "exposed_ns").iter_rows()}
 
 
@@ -150,7 +150,7 @@ def test_what_outlasts_the_compute_beside_it_is_bandwidth(tmp_path: Path) -> Non
 def test_causes_add_up_to_the_exposed_time_and_every_cause_has_advice(tmp_path: Path) -> None:
     run = backward(tmp_path, reduce=150)
     total = overlap(run, by=["rank"]).select("rank", "exposed_ns").sort("rank").rows()
-    table = blame(run)
+    table = exposure(run)
     assert table.group_by("rank").agg(pl.col("exposed_ns").sum()).sort("rank").rows() == total
     assert set(table["cause"]) <= set(ADVICE)
     assert table["advice"].null_count() == 0
@@ -176,7 +176,7 @@ def test_bound_and_breakdown(tmp_path: Path) -> None:
     assert row.select("step_ns", "compute_ns", "exposed_comm_ns", "idle_ns", "residual_ns").rows() == [
         (290_000, 210_000, 80_000, 0, 0)
     ]
-    assert bound(run).filter(pl.col("rank") == 0).select("exposed_ns", "hideable_ns", "bound_ns").rows() == [
+    assert ideal(run).filter(pl.col("rank") == 0).select("exposed_ns", "hideable_ns", "ideal_ns").rows() == [
         (80_000, 80_000, 210_000)
     ]
 
@@ -190,7 +190,7 @@ def test_two_streams_in_flight_together(tmp_path: Path) -> None:
     run = opened(tmp_path, [rank])
     total = overlap(run, by=["rank"]).select("comm_ns", "overlapped_ns", "exposed_ns").rows()
     assert total == [(120_000, 50_000, 70_000)]
-    pair = together(run).select("first_ns", "second_ns", "together_ns").rows()
+    pair = concurrency(run).select("first_ns", "second_ns", "together_ns").rows()
     # Both belong to one group, so there is no pair of groups.
     assert pair == []
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tracekit
 from tracekit.analyzers.breakdown import breakdown
-from tracekit.analyzers.exposure import blame
+from tracekit.analyzers.exposure import exposure
 from tracekit.analyzers.overlap import overlap
 
 END = 120
@@ -64,6 +64,6 @@ def test_every_microsecond(pieces: list[Piece], lead: int) -> None:
         parts = breakdown(run).select("step_ns", "compute_ns", "exposed_comm_ns", "idle_ns", "residual_ns")
         counts = (last - first, len(compute), len(comm - compute), idle, 0)
         assert parts.rows() == [tuple(1000 * n for n in counts)]
-    assert blame(run).select(pl.col("exposed_ns").sum()).item() == 1000 * len(comm - compute)
+    assert exposure(run).select(pl.col("exposed_ns").sum()).item() == 1000 * len(comm - compute)
     own = run.collectives.select((pl.col("overlapped_ns") + pl.col("exposed_ns") - pl.col("dur_ns")).abs().sum())
     assert own.item() == 0

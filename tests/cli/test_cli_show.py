@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import polars as pl
 import pytest
+from fakes import FakeRun
 
 import tracekit
-from tracekit import cli
-from tracekit.cli import catalogue
+from tracekit import cli, tables
 
 STEPS = pl.DataFrame(
     {"rank": [0, 0, 1, 1], "step": [2, 3, 2, 3], "start_ns": [1000, 2000, 1100, 2100], "dur_ns": [900, None, 800, 850]},
@@ -20,7 +19,7 @@ STEPS = pl.DataFrame(
 
 @pytest.fixture(autouse=True)
 def run(monkeypatch):
-    made = SimpleNamespace(name="fsdp2", steps=STEPS, ranks=pl.DataFrame({"rank": [0], "file": ["a\x1b[31m.json"]}))
+    made = FakeRun(name="fsdp2", steps=STEPS, ranks=pl.DataFrame({"rank": [0], "file": ["a\x1b[31m.json"]}))
     monkeypatch.setattr(tracekit, "open", lambda paths, **_: made, raising=False)
     return made
 
@@ -128,13 +127,7 @@ def test_names_from_files_cannot_write_to_the_terminal(capsys):
 
 
 def test_table_names_are_unique_and_listed_in_the_help(capsys):
-    assert len(catalogue._BY_NAME) == len(catalogue.TABLES)
+    assert len(set(tables.names())) == len(tables.TABLES)
     cli.run(["show", "--help"])
     out = capsys.readouterr().out
-    assert all(f" {table.name} " in out for table in catalogue.TABLES)
-
-
-def test_the_report_holds_the_same_tables_under_the_same_names():
-    from tracekit.report.write import TABLES
-
-    assert {name: catalogue.find(name).home for name in TABLES} == TABLES
+    assert all(f" {table.name} " in out for table in tables.TABLES)

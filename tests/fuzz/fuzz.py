@@ -148,7 +148,7 @@ def read(path: Path) -> Outcome:
 def _tables(path: Path) -> None:
     with suppress(TracekitError):
         run = tracekit.open(path)
-        for table in (run.ranks, run.steps, run.work, run.collectives, run.memory, run.repairs):
+        for table in (run.ranks, run.steps, run.work, run.collectives, run.allocations, run.repairs):
             assert table.width
 
 

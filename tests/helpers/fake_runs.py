@@ -109,7 +109,7 @@ TABLES = {
     "steps": STEPS,
     "work": WORK,
     "collectives": COLLECTIVES,
-    "memory": MEMORY,
+    "allocations": MEMORY,
     "repairs": REPAIRS_SCHEMA,
     "ranks": RANKS,
 }
@@ -235,7 +235,7 @@ def _collective(rows, here, kind, layer, phase, start, *, cut: bool = False) -> 
 
 
 def _memory(rows, here, ts, delta, allocated, layer, phase) -> None:
-    rows["memory"].append(
+    rows["allocations"].append(
         {
             **{key: here[key] for key in ("rank", "cycle")},
             "device": "cpu",

@@ -10,7 +10,8 @@ from tracekit.manifest import Axis, Held, Manifest, Parameter, Precision, RankIn
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.model.device_time import compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
-from tracekit.model.memory import MEMORY_SCHEMA
+from tracekit.model.memory import ALLOCATIONS_SCHEMA
+from tracekit.model.run import Run
 from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.read.traces import REPAIRS_SCHEMA
 
@@ -19,7 +20,7 @@ SCHEMAS = {
     "steps": STEPS_SCHEMA,
     "work": WORK_SCHEMA,
     "collectives": COLLECTIVES_SCHEMA,
-    "memory": MEMORY_SCHEMA,
+    "allocations": ALLOCATIONS_SCHEMA,
     "repairs": REPAIRS_SCHEMA,
     "ranks": {"rank": pl.Int32, "host": pl.String, "num_events": pl.Int64},
 }
@@ -28,6 +29,11 @@ PLACE = {"rank": 0, "cycle": 0, "device": "cuda:0"}
 
 class FakeRun(SimpleNamespace):
     """The tables and facts of a run, as given, with what a run computes of its tables."""
+
+    table = Run.table
+
+    def __init__(self, **given) -> None:
+        super().__init__(_tables={}, **given)
 
     @property
     def compute_cover(self):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -34,12 +35,13 @@ TABLES = {
     "model-states": "floor",
     "unclassified": "unknown",
 }
-COLUMNS: dict[str, dict[str, str]] = {}
+COLUMNS: dict[str, dict[str, str]] = {"ideal": {"ideal_ns": "bound_ns"}}
 
 
 def keep(out: Path) -> None:
     """Writes a folder a run: a Parquet file a table, and what is said of the run as JSON."""
     import tracekit
+    from tracekit import tables
     from tracekit.report.description import facts, summary
     from tracekit.report.sentences import verdicts
 
@@ -52,27 +54,13 @@ def keep(out: Path) -> None:
         except tracekit.errors.TracekitError as error:
             about["error"] = f"{type(error).__name__}: {error}"
         else:
-            for name, by in [*((table, ()) for table in tables()), *GROUPED]:
+            for name, by in [*((name, ()) for name in tables.names()), *GROUPED]:
                 try:
-                    made(run, name, by).write_parquet(folder / f"{'-'.join([name, *(by and ('by', *by))])}.parquet")
+                    run.table(name, by=by).write_parquet(folder / f"{'-'.join([name, *(by and ('by', *by))])}.parquet")
                 except Exception as error:  # noqa: BLE001 - what a table refuses is compared too
                     about[name] = f"{type(error).__name__}: {error}"
             about |= {"verdicts": verdicts(run), "facts": facts(run), "summary": summary(run)}
         (folder / "about.json").write_text(json.dumps(about, indent=1, default=str))
-
-
-def tables() -> list[str]:
-    """The names of all tables."""
-    from tracekit.cli import catalogue
-
-    return [table.name for table in catalogue.TABLES]
-
-
-def made(run, name: str, by: tuple[str, ...]) -> pl.DataFrame:
-    """The table of the run."""
-    from tracekit.cli import catalogue
-
-    return catalogue.make(catalogue.find(name), run, by)
 
 
 def runs() -> list[Path]:
@@ -96,7 +84,7 @@ def compare(before: Path, after: Path) -> list[str]:
 
 def differences(before: Path, after: Path) -> list[str]:
     """The differences of one run."""
-    ours, theirs = (json.loads((folder / "about.json").read_text()) for folder in (before, after))
+    ours, theirs = (json.loads(anywhere((folder / "about.json").read_text())) for folder in (before, after))
     changed = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
     told = [f"{before.name} {key}: {ours.get(key)} -> {theirs.get(key)}" for key in changed]
     for path in sorted(after.glob("*.parquet")):
@@ -105,14 +93,25 @@ def differences(before: Path, after: Path) -> list[str]:
         if not old.is_file():
             told.append(f"{before.name} {path.stem}: new")
             continue
-        now = pl.read_parquet(path).rename(COLUMNS.get(name, {}), strict=False)
-        was = pl.read_parquet(old)
+        was, now = (placeless(pl.read_parquet(file)) for file in (old, path))
+        now = now.rename(COLUMNS.get(name, {}), strict=False)
         if not was.equals(now, null_equal=True) or was.schema != now.schema:
             told.append(f"{before.name} {path.stem}: {difference(was, now)}")
     new = {path.stem for path in after.glob("*.parquet")}
     known = {TABLES.get(stem.partition("-by-")[0], stem.partition("-by-")[0]) for stem in new}
     gone = [path.stem for path in before.glob("*.parquet") if path.stem.partition("-by-")[0] not in known]
     return told + [f"{before.name} {stem}: gone" for stem in sorted(gone)]
+
+
+def anywhere(text: str) -> str:
+    """The text without the folder that a checkout or the public traces lie in."""
+    return re.sub(r"/[^\s\"]*/(traces|corpus|cases2)/", r"\1/", text)
+
+
+def placeless(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with file names that do not tell where a checkout lies."""
+    files = pl.col("file").map_elements(anywhere, pl.String)
+    return frame.with_columns(files) if "file" in frame.columns else frame
 
 
 def difference(was: pl.DataFrame, now: pl.DataFrame) -> str:

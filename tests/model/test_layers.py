@@ -178,7 +178,7 @@ def test_memory_is_sorted_and_judged_by_where_it_was_allocated(tmp_path: Path) -
         memory(60, -100, 0xB, 64),
         memory(70, -7, 0xC, 57),
     ]
-    table = tracekit.open(write(tmp_path / "r.json", events)).memory
+    table = tracekit.open(write(tmp_path / "r.json", events)).allocations
     assert table.select("delta_bytes", "allocated_bytes", "category", "layer").rows() == [
         (100, 100, "unsharded parameters", "layers.0"),
         (64, 164, "activations", "layers.0"),

@@ -7,7 +7,7 @@ from kineto import GEMM, kernel, span, step, write
 
 import tracekit
 from tracekit.analyzers.overlap import overlap
-from tracekit.analyzers.unclassified import unknown
+from tracekit.analyzers.unclassified import unclassified
 from tracekit.errors import UsageError
 from tracekit.model.patterns import Pattern
 from tracekit.report.sentences import verdicts
@@ -95,7 +95,7 @@ def test_a_named_file_that_is_missing(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_guesses_and_unknown_rows_are_listed_with_their_share(tmp_path: Path) -> None:
     gather = kernel("ncclDevKernel_AllGather_RING_LL()", 1200, 80, stream=20, correlation=3)
     run = tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 400), *GEMM, *gather, ODD]))
-    table = unknown(run)
+    table = unclassified(run)
     assert table.select("what", "name", "num_rows", "dur_ns").rows() == [
         ("collective known by its name alone", "ncclDevKernel_AllGather_RING_LL()", 1, 80_000),
         ("device row of unknown kind", "mystery", 1, 10_000),
@@ -104,8 +104,8 @@ def test_guesses_and_unknown_rows_are_listed_with_their_share(tmp_path: Path) ->
 
 
 def test_nothing_unknown(tmp_path: Path) -> None:
-    assert unknown(tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *GEMM]))).height == 0
-    assert unknown(tracekit.open(write(tmp_path / "s.json", [step(5, 1000, 200)]))).height == 0
+    assert unclassified(tracekit.open(write(tmp_path / "r.json", [step(5, 1000, 200), *GEMM]))).height == 0
+    assert unclassified(tracekit.open(write(tmp_path / "s.json", [step(5, 1000, 200)]))).height == 0
 
 
 def test_annotations_without_kernels_are_not_zero_communication(tmp_path: Path) -> None:

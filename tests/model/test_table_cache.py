@@ -15,11 +15,11 @@ from polars.testing import assert_frame_equal
 
 import tracekit
 from tracekit.errors import InputError
-from tracekit.model import tables
+from tracekit.model import table_builder
 from tracekit.read.cache_entries import FOLDER
 from tracekit.read.trace_cache import MIN_EVENTS
 
-NAMES = ("steps", "work", "collectives", "memory", "repairs")
+NAMES = ("steps", "work", "collectives", "allocations", "repairs")
 SAMPLES = Path(__file__).parents[2] / "traces"
 RING = "my_ring_exchange"
 
@@ -40,16 +40,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def counted(name: str):
-        make = tables.Tables.__dict__[name].func
+        make = table_builder.Tables.__dict__[name].func
 
-        def count(self: tables.Tables) -> pl.DataFrame:
+        def count(self: table_builder.Tables) -> pl.DataFrame:
             names.append(name)
             return make(self)
 
         return property(count)
 
-    for name in ("steps", "work", "collectives", "memory", "faults"):
-        monkeypatch.setattr(tables.Tables, name, counted(name))
+    for name in ("steps", "work", "collectives", "allocations", "faults"):
+        monkeypatch.setattr(table_builder.Tables, name, counted(name))
     return names
 
 

@@ -188,7 +188,7 @@ def test_spellings_of_collectives(spelling: str | None, kind: str | None) -> Non
 def test_a_trace_of_one_kernel_and_one_of_none(tmp_path: Path) -> None:
     assert tracekit.open(write(tmp_path / "one.json", AG[1:])).work["class"].to_list() == ["comm"]
     none = tracekit.open(write(tmp_path / "none.json", [step(5, 0, 10)]))
-    assert (none.work.height, none.collectives.height, none.memory.height) == (0, 0, 0)
+    assert (none.work.height, none.collectives.height, none.allocations.height) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("category", ["cuda_driver", "xpu_runtime", "mtia_runtime", "hip_runtime", "Runtime"])

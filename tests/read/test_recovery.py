@@ -178,7 +178,7 @@ def test_allocations_before_another_file_begins_are_kept(tmp_path: Path) -> None
 def test_a_trace_without_a_single_time_has_tables(tmp_path: Path) -> None:
     run = opened(tmp_path, json.dumps(document([{"ph": "X", "cat": "cpu_op", "name": "aten::mm"}])).encode())
     assert run.steps.select("step", "start_ns", "end_ns").rows() == [(None, None, None)]
-    assert (run.work.height, run.collectives.height, run.memory.height) == (0, 0, 0)
+    assert (run.work.height, run.collectives.height, run.allocations.height) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("inner", ["id", "name", "ph"])
@@ -217,7 +217,7 @@ def test_an_address_of_64_bits_is_the_same_where_its_event_is_mended(tmp_path: P
     instant = memory(1100, 64, 2**64 - 8, 64)
     text = json.dumps(document([*COMMON, instant])).encode()
     damaged = text.replace(b'"Device Id": -1', b'"Device Id": -1, "raw": "\x01"')
-    assert [opened(tmp_path, t).memory["address"].to_list() for t in (text, damaged)] == [[-8], [-8]]
+    assert [opened(tmp_path, t).allocations["address"].to_list() for t in (text, damaged)] == [[-8], [-8]]
 
 
 def test_zeros_between_gzip_members_are_no_damage_of_a_later_one(tmp_path: Path) -> None:

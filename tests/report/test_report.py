@@ -5,9 +5,9 @@ import json
 import pytest
 from fake_runs import empty_run, fake_run
 
-from tracekit.cli import catalogue
+from tracekit import tables
 from tracekit.errors import UsageError
-from tracekit.report.write import TABLES, analyse, write_report
+from tracekit.report.write import analyse, write_report
 
 
 def test_three_files_and_the_sentences(tmp_path):
@@ -24,7 +24,7 @@ def test_numbers_are_whole_and_unknown_is_null(tmp_path):
     assert [run["name"] for run in report["runs"]] == ["a", "b"]
     run = report["runs"][0]
     assert set(run) == {"name", "facts", "summary", "verdicts", "tables"}
-    assert set(run["tables"]) == set(TABLES)
+    assert set(run["tables"]) == {table.name for table in tables.TABLES if table.in_report}
     assert run["tables"]["breakdown"][0] == {
         "rank": 0,
         "step": 0,
@@ -83,9 +83,8 @@ def test_no_run_is_one_sentence(tmp_path):
         write_report([], tmp_path)
 
 
-def test_the_report_holds_the_tables_that_show_knows():
-    known = {table.name: table.home for table in catalogue.TABLES}
-    for name, home in TABLES.items():
-        assert known[name] == home
+def test_the_report_holds_every_table_but_those_of_single_events(tmp_path):
+    report = write_report([fake_run()], tmp_path / "out")
+    held = set(json.loads(report.json.read_bytes())["runs"][0]["tables"])
     # Per-event tables stay out: trace.pftrace has every event.
-    assert set(known) - set(TABLES) == {"work", "allocations"}
+    assert set(tables.names()) - held == {"work", "allocations"}

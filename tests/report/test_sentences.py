@@ -94,7 +94,7 @@ def test_memory_stands_beside_its_floor():
     held = Held(parameters=1024, optimizer_state=2048)
     manifest = replace(manifest_of("fsdp2", SMALL), ranks=[RankInfo(rank=0, device="cpu", held_bytes=held)])
     events = [{"device": "cpu", "ts_ns": 1, "delta_bytes": 4096, "category": "activations"}]
-    assert sentence(run_of(manifest, memory=events), "Memory") == (
+    assert sentence(run_of(manifest, allocations=events), "Memory") == (
         "Memory peaked at 7.00 KiB on rank 0, the largest part activations (4.00 KiB), "
         "6.81 KiB above the lesson's floor of 192 B."
     )
@@ -102,7 +102,7 @@ def test_memory_stands_beside_its_floor():
 
 def test_81_decimal_gigabytes_are_told_in_binary_ones():
     events = [{"ts_ns": 1, "delta_bytes": 81_352_720_384, "category": "activations"}]
-    assert sentence(run_of(memory=events), "Memory") == (
+    assert sentence(run_of(allocations=events), "Memory") == (
         "Memory peaked at 75.77 GiB on rank 0, the largest part activations (75.77 GiB); its floor is unknown."
     )
 

@@ -42,14 +42,14 @@ SCHEMA = pl.Schema(
         "advice": pl.String,
     }
 )
-BOUND_SCHEMA = pl.Schema(
+IDEAL_SCHEMA = pl.Schema(
     {
         "rank": pl.Int32,
         "step": pl.Int64,
         "step_ns": pl.Int64,
         "exposed_ns": pl.Int64,
         "hideable_ns": pl.Int64,
-        "bound_ns": pl.Int64,
+        "ideal_ns": pl.Int64,
     }
 )
 # Two things that begin within this time of one another on a device belong together (launch and event latency).
@@ -69,7 +69,7 @@ class _Device(NamedTuple):
     is_cpu: bool
 
 
-def blame(run: Run) -> pl.DataFrame:
+def exposure(run: Run) -> pl.DataFrame:
     """Exposed time by cause: SCHEMA, largest first within a rank and step.
 
     Every exposed nanosecond has one collective, the one that started first of those in flight, and one cause:
@@ -98,11 +98,11 @@ def blame(run: Run) -> pl.DataFrame:
     )
 
 
-def bound(run: Run) -> pl.DataFrame:
-    """How short each step could be if every exposed nanosecond that could overlap did: BOUND_SCHEMA.
+def ideal(run: Run) -> pl.DataFrame:
+    """How short each step could be if every exposed nanosecond that could overlap did: IDEAL_SCHEMA.
 
     `hideable_ns` is the smaller of the exposed communication and the compute that has no communication beside it;
-    `bound_ns` is the step without it.
+    `ideal_ns` is the step without it.
     """
     from tracekit.analyzers.breakdown import breakdown
     from tracekit.analyzers.overlap import overlap
@@ -116,8 +116,8 @@ def bound(run: Run) -> pl.DataFrame:
             pl.col("exposed_comm_ns").alias("exposed_ns"),
             pl.min_horizontal("exposed_comm_ns", pl.max_horizontal(free, pl.lit(0))).alias("hideable_ns"),
         )
-        .with_columns((pl.col("step_ns") - pl.col("hideable_ns")).alias("bound_ns"))
-        .select(pl.col(name).cast(dtype) for name, dtype in BOUND_SCHEMA.items())
+        .with_columns((pl.col("step_ns") - pl.col("hideable_ns")).alias("ideal_ns"))
+        .select(pl.col(name).cast(dtype) for name, dtype in IDEAL_SCHEMA.items())
     )
 
 

@@ -54,7 +54,7 @@ def groups(run: Run) -> pl.DataFrame:
     )
 
 
-def together(run: Run) -> pl.DataFrame:
+def concurrency(run: Run) -> pl.DataFrame:
     """How long the communication of two axes (or, without a mesh, groups or kinds) was in flight at the same time.
 
     One row a rank, step and pair; times are unions, in ns.

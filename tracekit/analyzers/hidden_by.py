@@ -38,7 +38,7 @@ _HIDER = ("hider", "hider_layer", "hider_phase")
 _LONGEST_NAME = 200
 
 
-def hiders(run: Run) -> pl.DataFrame:
+def hidden_by(run: Run) -> pl.DataFrame:
     """The work that each piece of communication ran beside, the longest first: SCHEMA.
 
     One row for each name, layer and phase of compute (`hider` and the next two); the `hidden_ns` of a piece add

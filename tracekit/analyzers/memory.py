@@ -24,7 +24,7 @@ BASE = pl.Schema(
 PEAK_SCHEMA = pl.Schema(
     {"rank": pl.Int32, "device": pl.String, "ts_ns": pl.Int64, "category": pl.String, "bytes": pl.Int64}
 )
-FLOOR_SCHEMA = pl.Schema(
+MODEL_STATES_SCHEMA = pl.Schema(
     {
         "rank": pl.Int32,
         "stage": pl.Int8,
@@ -54,7 +54,7 @@ class _Baseline(NamedTuple):
         return sum(self.held.values()) + self.before
 
 
-def timeline(run: Run) -> pl.DataFrame:
+def memory(run: Run) -> pl.DataFrame:
     """Allocated bytes after every allocation and free, with one column a category; rows in time order.
 
     Columns: rank, device, ts_ns, allocated_bytes, reserved_bytes, then `<category>_bytes`: first what the
@@ -67,12 +67,12 @@ def timeline(run: Run) -> pl.DataFrame:
     the window; without a manifest it counts from the window's start and is a lower bound. `reserved_bytes`
     is null on a CPU.
     """
-    names = _categories(run.memory)
+    names = _categories(run.allocations)
     columns = [*HELD, *names, BEFORE_WINDOW]
     schema = {**BASE, **{column_of(name): pl.Int64 for name in columns}}
     curves = [
         _curve(rows, _baseline(rows, run.manifest), names)
-        for _, rows in run.memory.sort(*_PLACE, "ts_ns", maintain_order=True).group_by(_PLACE, maintain_order=True)
+        for _, rows in run.allocations.sort(*_PLACE, "ts_ns", maintain_order=True).group_by(_PLACE, maintain_order=True)
     ]
     if not curves:
         return pl.DataFrame(schema=schema)
@@ -85,13 +85,13 @@ def peak(run: Run) -> pl.DataFrame:
     The bytes of a device add up to its allocated bytes at that moment, but for the category `reserved beyond
     allocated`: what the caching allocator kept from the device on top. Categories of 0 bytes are left out.
     """
-    curve = timeline(run)
+    curve = memory(run)
     if curve.is_empty():
         return pl.DataFrame(schema=PEAK_SCHEMA)
     top = curve.filter(
         pl.int_range(pl.len()).over(_CURVE) == pl.col("allocated_bytes").arg_max().over(_CURVE)
     ).with_columns((pl.col("reserved_bytes") - pl.col("allocated_bytes")).alias(column_of(RESERVED)))
-    names = {column_of(name): name for name in (*HELD, *_categories(run.memory), BEFORE_WINDOW, RESERVED)}
+    names = {column_of(name): name for name in (*HELD, *_categories(run.allocations), BEFORE_WINDOW, RESERVED)}
     return (
         top.unpivot(list(names), index=[*_CURVE, "ts_ns"], variable_name="category", value_name="bytes")
         .with_columns(pl.col("category").replace_strict(names, return_dtype=pl.String))
@@ -101,7 +101,7 @@ def peak(run: Run) -> pl.DataFrame:
     )
 
 
-def floor(run: Run) -> pl.DataFrame:
+def model_states(run: Run) -> pl.DataFrame:
     """The least each rank must hold by the lesson's formula, beside what the recorder measured as held.
 
     Columns: rank, stage, num_ranks, component (parameters, gradients, optimizer_state, buffers, total),
@@ -113,9 +113,9 @@ def floor(run: Run) -> pl.DataFrame:
     manifest = run.manifest
     stage = strategy_stage(manifest.strategy) if manifest is not None else None
     if manifest is None or stage is None or manifest.psi <= 0:
-        return pl.DataFrame(schema=FLOOR_SCHEMA)
+        return pl.DataFrame(schema=MODEL_STATES_SCHEMA)
     if any(axis.axis == "tp" and axis.size > 1 for axis in manifest.mesh):
-        return pl.DataFrame(schema=FLOOR_SCHEMA)
+        return pl.DataFrame(schema=MODEL_STATES_SCHEMA)
     ranks = next((axis.size for axis in manifest.mesh if axis.axis == "dp_shard"), manifest.world_size)
     theory = _theory(manifest.psi, ranks, stage)
     rows = [
@@ -123,7 +123,7 @@ def floor(run: Run) -> pl.DataFrame:
         for info in manifest.ranks
         for component, expected in theory.items()
     ]
-    return pl.DataFrame(rows, schema=FLOOR_SCHEMA, orient="row")
+    return pl.DataFrame(rows, schema=MODEL_STATES_SCHEMA, orient="row")
 
 
 def column_of(category: str) -> str:

@@ -20,7 +20,7 @@ SCHEMA = pl.Schema(
 )
 
 
-def unknown(run: Run) -> pl.DataFrame:
+def unclassified(run: Run) -> pl.DataFrame:
     """Rows that rest on no metadata, by name, longest first: SCHEMA.
 
     `what`: "device row of unknown kind" (class other on an accelerator: it counts neither as compute nor as

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.cli.catalogue import suggestion
 from tracekit.errors import UsageError
+from tracekit.tables import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

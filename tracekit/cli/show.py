@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli import catalogue
+from tracekit import tables
 from tracekit.cli.expected import (
     ParamsOption,
     PartialOption,
@@ -31,7 +31,7 @@ from tracekit.cli.options import (
 from tracekit.text import plain_line
 
 _ROWS_FOR_PEOPLE = 100
-_LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in catalogue.TABLES)
+_LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in tables.TABLES)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ def command(
     summed: SumOption = False,
 ) -> None:
     """Print a table of a run."""
-    entry = catalogue.find(table)
+    entry = tables.find(table)
     steps = integers(step, "--step") if step else []
     ranks = integers(rank, "--rank") if rank else []
     import tracekit
@@ -83,7 +83,7 @@ def command(
     more, unknown = ledger_arguments(entry.name, run, strategy, params, planned, partial=partial, summed=summed)
     for sentence in unknown:
         print(f"{entry.name}: {plain_line(sentence)}", file=sys.stderr)
-    frame = catalogue.make(entry, run, names(by), **more)
+    frame = entry.function(run, by=names(by), **more) if more else run.table(table, by=names(by))
     frame = ordered(only(only(frame, "step", steps), "rank", ranks), sort)
     if limit is None and pick_format(form, output) is Format.TABLE:
         limit = _ROWS_FOR_PEOPLE

@@ -81,10 +81,10 @@ def counters(run: Run) -> pl.DataFrame:
         )
     )
     columns = ["rank", "name", "device", "ts_ns", "value"]
-    from tracekit.analyzers.memory import timeline  # the one place that knows what a CPU held before the window
+    from tracekit.analyzers.memory import memory  # the one place that knows what a CPU held before the window
 
     memory = (
-        timeline(run)
+        memory(run)
         .unpivot(list(_MEMORY_COUNTERS), index=["rank", "device", "ts_ns"], variable_name="name", value_name="value")
         .with_columns(pl.col("name").replace(_MEMORY_COUNTERS))
     )

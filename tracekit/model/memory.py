@@ -12,7 +12,7 @@ from tracekit.model.recordings import RUN
 # One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after
 # it (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the
 # process. `category`: what it was allocated for, judged by where; a free has the category of its allocation.
-MEMORY_SCHEMA: dict[str, pl.DataType] = {
+ALLOCATIONS_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
     "device": pl.String(),
@@ -30,13 +30,13 @@ BEFORE_WINDOW = "before the window"
 
 
 def memory(instants: pl.DataFrame, annotations: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
-    """Return MEMORY_SCHEMA of these instants, as read."""
+    """Return ALLOCATIONS_SCHEMA of these instants, as read."""
     rows = instants.drop_nulls("delta_bytes")
     number = pl.col("device_id").fill_null(0).clip(0)
     device = pl.when(pl.col("device_type") == 0).then(pl.lit("cpu")).otherwise(pl.format("cuda:{}", number))
     rows = rows.sort(*RUN, "ts_ns", "index").with_columns(device.alias("device"))
     rows = _with_category(attribution.locate(rows, "ts_ns"), annotations)
-    return rows.select(list(MEMORY_SCHEMA)).cast(MEMORY_SCHEMA)  # type: ignore[arg-type]
+    return rows.select(list(ALLOCATIONS_SCHEMA)).cast(ALLOCATIONS_SCHEMA)  # type: ignore[arg-type]
 
 
 def _with_category(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:

@@ -11,16 +11,17 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from tracekit import tables
 from tracekit.intervals import Intervals
 from tracekit.manifest import Manifest, read_manifest
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
-from tracekit.model.memory import MEMORY_SCHEMA
+from tracekit.model.memory import ALLOCATIONS_SCHEMA
 from tracekit.model.patterns import Pattern, Patterns, find_patterns
 from tracekit.model.steps import STEPS_SCHEMA
+from tracekit.model.table_builder import Tables
 from tracekit.model.table_cache import CachedTables
-from tracekit.model.tables import Tables
 from tracekit.read.discovery.sources import expand
 from tracekit.read.traces import REPAIRS_SCHEMA, Progress, Traces, read_traces
 
@@ -45,6 +46,7 @@ class Run:
         self._made = Tables(traces, manifest, patterns)
         self._cached = CachedTables(traces, manifest, patterns)
         self._files: pl.DataFrame = traces.files
+        self._tables: dict[tuple[str, tuple[str, ...]], pl.DataFrame] = {}
         # By the manifest, else the traces; null where neither tells.
         self.world_size: int | None = traces.world_size
         self.missing_ranks: list[int] = traces.missing
@@ -101,9 +103,22 @@ class Run:
         return self._cached.table("collectives", COLLECTIVES_SCHEMA, lambda: self._made.collectives)
 
     @cached_property
-    def memory(self) -> pl.DataFrame:
-        """Allocations and frees: MEMORY_SCHEMA."""
-        return self._cached.table("memory", MEMORY_SCHEMA, lambda: self._made.memory)
+    def allocations(self) -> pl.DataFrame:
+        """Allocations and frees: ALLOCATIONS_SCHEMA."""
+        return self._cached.table("allocations", ALLOCATIONS_SCHEMA, lambda: self._made.allocations)
+
+    def table(self, name: str, *, by: Sequence[str] = ()) -> pl.DataFrame:
+        """The table of that name (`tracekit.tables` lists them), grouped by the columns `by` where it can be.
+
+        Made when first asked for and kept: sentences, page and exports read one frame.
+
+        Raises:
+            UsageError: there is no such table, or it cannot be grouped so.
+        """
+        key = (name, tuple(by))
+        if key not in self._tables:
+            self._tables[key] = tables.find(name).make(self, by)
+        return self._tables[key]
 
 
 def open_run(

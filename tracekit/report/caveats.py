@@ -25,7 +25,7 @@ def gaps(run: Run) -> list[str]:
     """Return what the run does not tell, a sentence an entry."""
     sentences = [
         None if run.manifest else "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
-        "The trace has no memory events, so its memory is unknown." if run.memory.is_empty() else None,
+        "The trace has no memory events, so its memory is unknown." if run.allocations.is_empty() else None,
         "The trace has no step marks, so all of it is one window." if run.steps["step"].is_null().all() else None,
         _incomplete(run.steps),
         _repaired(run.repairs),

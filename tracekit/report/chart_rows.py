@@ -13,8 +13,8 @@ import polars as pl
 
 from tracekit.analyzers.breakdown import breakdown
 from tracekit.analyzers.complete_steps import of_complete_steps
-from tracekit.analyzers.exposure import ADVICE, blame
-from tracekit.analyzers.memory import floor, peak, timeline
+from tracekit.analyzers.exposure import ADVICE, exposure
+from tracekit.analyzers.memory import memory, model_states, peak
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew
 from tracekit.analyzers.volume import backend, volume
@@ -115,7 +115,7 @@ def breakdown_rows(run: Run) -> Drawn:
 
 def blame_rows(run: Run) -> Drawn:
     """Exposed ms of the mean complete step of a rank, by cause and kind."""
-    table = of_complete_steps(run, blame(run))
+    table = of_complete_steps(run, exposure(run))
     steps = of_complete_steps(run, breakdown(run)).height
     causes = list(ADVICE)
     rows = (
@@ -172,7 +172,7 @@ class Curves(NamedTuple):
 
 def memory_rows(run: Run) -> Curves:
     """Allocated memory over time of the first ranks, with each peak."""
-    curve = _accelerators(timeline(run)).drop_nulls("allocated_bytes")
+    curve = _accelerators(memory(run)).drop_nulls("allocated_bytes")
     series = curve.select("rank", "device").unique().sort("rank", "device")
     shown = series.head(MAX_CURVES)
     origin = run.steps["start_ns"].min() if run.steps.height else curve["ts_ns"].min()
@@ -194,7 +194,7 @@ def memory_rows(run: Run) -> Curves:
         .sort("mib", descending=True, maintain_order=True)
         .with_columns(label=_written("mib", "peak {:,.4g} MiB"))
     )
-    theory = floor(run).filter(pl.col("component") == "total")["theory_bytes"].max()
+    theory = model_states(run).filter(pl.col("component") == "total")["theory_bytes"].max()
     notes: list[str] = []
     if drawn.height < curve.height:
         notes.append(f"{drawn.height:,} of {curve.height:,} points are drawn, with every peak and trough.")

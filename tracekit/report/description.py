@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analyzers.breakdown import breakdown
-from tracekit.analyzers.memory import timeline
+from tracekit.analyzers.memory import memory
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.volume import totals
 
@@ -65,7 +65,7 @@ def summary(run: Run) -> dict[str, Number]:
         "measured_psi": _mean(moved["measured_psi"]),
         "payload_bytes": _mean(moved["payload_bytes"]),
         "wire_bytes": _mean(moved["wire_bytes"]),
-        "peak_bytes": _highest(timeline(run)["allocated_bytes"]),
+        "peak_bytes": _highest(memory(run)["allocated_bytes"]),
     }
 
 

@@ -293,14 +293,14 @@ _SECTIONS: list[tuple[Any, ...]] = [
             "at the same time counts in each of its rows. Click a bar to follow its layer through the page."
         ),
         _overlap,
-        {"overlap": "Overlap of every rank, step, layer, phase and kind", "hiders": "What hid each collective"},
+        {"overlap": "Overlap of every rank, step, layer, phase and kind", "hidden-by": "What hid each collective"},
     ),
     (
         "blame",
         "Why it was exposed",
         "Every exposed nanosecond has one cause, from the evidence in the trace; hover for the knob that changes it.",
         _blame,
-        {"blame": "Causes by rank, step, layer and phase", "bound": "How short a step could be"},
+        {"exposure": "Causes by rank, step, layer and phase", "ideal": "How short a step could be"},
     ),
     (
         "waiting",
@@ -315,7 +315,7 @@ _SECTIONS: list[tuple[Any, ...]] = [
             "skew": "Every collective on every rank",
             "bandwidth": "Bandwidth from transfer time",
             "groups": "Process groups",
-            "together": "In flight at the same time",
+            "concurrency": "In flight at the same time",
             "mismatches": "Collectives that not every rank has",
             "clocks": "Clocks of the hosts",
         },
@@ -342,7 +342,7 @@ _SECTIONS: list[tuple[Any, ...]] = [
             "optimizer state at once. Between steps gradients may be gone, so the curve can dip below it."
         ),
         _memory,
-        {"floor": "The floor, part by part", "peak": "The peak, part by part", "memory": "Every change"},
+        {"model-states": "The floor, part by part", "peak": "The peak, part by part", "memory": "Every change"},
     ),
     (
         "hta",
@@ -359,7 +359,7 @@ _SECTIONS: list[tuple[Any, ...]] = [
 _FILES = {
     "ranks": "Files and ranks",
     "repairs": "Repairs",
-    "unknown": "Guesses and unknown rows",
+    "unclassified": "Guesses and unknown rows",
     "collectives": "Every collective",
 }
 _OPEN = frozenset({"hta-breakdown"})

@@ -233,7 +233,7 @@ def _memory(run: Run) -> str | None:
     parts = top.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("bytes", descending=True)
     largest, size = parts.select("category", "bytes").row(0)
     sentence = f"Memory peaked at {_size(total)} on rank {rank}, the largest part {_words(largest)} ({_size(size)})"
-    theory = memory.floor(run).filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
+    theory = memory.model_states(run).filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
     if theory.is_empty():
         return f"{sentence}; its floor is unknown."
     least = theory["theory_bytes"][0]

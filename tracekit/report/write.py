@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracekit import tables
 from tracekit.errors import UsageError
 from tracekit.export.files import replacing
 from tracekit.export.perfetto import write_trace
@@ -19,45 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    import polars as pl
-
     from tracekit.model.run import Run
 
 FORMAT = 1
 """Of report.json. 1: the first."""
 
 HTML_NAME, JSON_NAME, TRACE_NAME = "report.html", "report.json", "trace.pftrace"
-
-#: Every table of report.json: its name (as `tracekit show` knows it) and where it is made.
-TABLES = {
-    "ranks": "run.ranks",
-    "steps": "run.steps",
-    "collectives": "run.collectives",
-    "repairs": "run.repairs",
-    "overlap": "analyzers.overlap.overlap",
-    "hiders": "analyzers.hidden_by.hiders",
-    "breakdown": "analyzers.breakdown.breakdown",
-    "blame": "analyzers.exposure.blame",
-    "bound": "analyzers.exposure.bound",
-    "skew": "analyzers.skew.skew",
-    "stragglers": "analyzers.skew.stragglers",
-    "mismatches": "analyzers.skew.mismatches",
-    "clocks": "analyzers.skew.clocks",
-    "bandwidth": "analyzers.bandwidth.bandwidth",
-    "groups": "analyzers.groups.groups",
-    "together": "analyzers.groups.together",
-    "unknown": "analyzers.unclassified.unknown",
-    "volume": "analyzers.volume.volume",
-    "totals": "analyzers.volume.totals",
-    "ledger": "analyzers.ledger.ledger",
-    "backend": "analyzers.volume.backend",
-    "memory": "analyzers.memory.timeline",
-    "peak": "analyzers.memory.peak",
-    "floor": "analyzers.memory.floor",
-    "hta-breakdown": "analyzers.hta.temporal_breakdown",
-    "hta-idle": "analyzers.hta.idle",
-    "hta-kernels": "analyzers.hta.kernel_breakdown",
-}
 
 
 class ReportPaths(NamedTuple):
@@ -96,8 +63,8 @@ def write_report(runs: list[Run], out: Path, *, force: bool = False) -> ReportPa
 
 def analyse(run: Run, name: str) -> Analysed:
     """Return all that a report says of the run."""
-    tables = {table: _table(run, home) for table, home in TABLES.items()}
-    return Analysed(run, name, facts(run), summary(run), verdicts(run), tables)
+    kept = {table.name: run.table(table.name) for table in tables.TABLES if table.in_report}
+    return Analysed(run, name, facts(run), summary(run), verdicts(run), kept)
 
 
 def write_numbers(runs: list[Analysed], stream: BinaryIO) -> None:
@@ -121,8 +88,3 @@ def write_numbers(runs: list[Analysed], stream: BinaryIO) -> None:
             stream.write(b"]")
         stream.write(b"}}")
     stream.write(b"\n]}\n")
-
-
-def _table(run: Run, home: str) -> pl.DataFrame:
-    module, _, attribute = home.rpartition(".")
-    return getattr(run, attribute) if module == "run" else getattr(import_module(f"tracekit.{module}"), attribute)(run)

@@ -69,8 +69,8 @@ class Tables:
         )
 
     @cached_property
-    def memory(self) -> pl.DataFrame:
-        """MEMORY_SCHEMA."""
+    def allocations(self) -> pl.DataFrame:
+        """ALLOCATIONS_SCHEMA."""
         return memory.memory(self._traces.columns.memory, self._kinds.annotations, self._attribution)
 
     @cached_property

@@ -1,0 +1,140 @@
+"""The registry of tables: one line each, read by `show`, JSON, the page, the exports, `run.table` and the documents.
+
+A line names where its table is made; the module is imported when the table is first asked for, so that names and help
+cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import polars as pl
+
+    from tracekit.model.run import Run
+
+RANK, ALL_RANKS = "rank", "all ranks"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    `home` is an attribute of the run (`run.steps`) or `module:function` of a function of a run. `needs` tells whether
+    the rows of a rank are made from that rank's file alone. A table that is not `in_report` is left out of report.json.
+    """
+
+    name: str
+    home: str
+    answers: str
+    groupable: bool = False
+    needs: str = RANK
+    in_report: bool = True
+
+    def make(self, run: Run, by: Sequence[str] = ()) -> pl.DataFrame:
+        """The table of the run, grouped by the columns `by` where they are given.
+
+        Raises:
+            UsageError: it cannot be grouped, or not by these columns.
+        """
+        if by and not self.groupable:
+            able = ", ".join(table.name for table in TABLES if table.groupable)
+            raise UsageError(f"{self.name} has no --by: only {able} can be grouped")
+        owner, _, attribute = self.home.partition(".")
+        if owner == "run":
+            return getattr(run, attribute)
+        return self.function(run, by=tuple(by)) if by else self.function(run)
+
+    @property
+    def function(self) -> Callable[..., pl.DataFrame]:
+        """The function of a run that makes it."""
+        module, _, name = self.home.partition(":")
+        found: Any = getattr(import_module(module), name)
+        return found
+
+
+_AT = "tracekit.analyzers."
+TABLES = [
+    Table("ranks", "run.ranks", "which files were read, and whose ranks they are"),
+    Table("steps", "run.steps", "when each optimizer step ran, and whether it is whole"),
+    Table("work", "run.work", "everything that occupied a device", in_report=False),
+    Table("collectives", "run.collectives", "every collective: what it carried, how long it took", needs=ALL_RANKS),
+    Table("allocations", "run.allocations", "every allocation and release, as recorded", in_report=False),
+    Table("repairs", "run.repairs", "what was wrong with the files, and what was done about it"),
+    Table("overlap", f"{_AT}overlap:overlap", "which communication was hidden behind compute", groupable=True),
+    Table("hidden-by", f"{_AT}hidden_by:hidden_by", "which compute hid each piece of communication"),
+    Table("breakdown", f"{_AT}breakdown:breakdown", "what each step's time was spent on, to the nanosecond"),
+    Table("volume", f"{_AT}volume:volume", "what each step sent, beside what it should send", groupable=True),
+    Table("totals", f"{_AT}volume:totals", "each step's volume: theory, plan, measured, and what the backend did"),
+    Table("ledger", f"{_AT}ledger:ledger", "from theory to the trace in named terms that add up", groupable=True),
+    Table("backend", f"{_AT}volume:backend", "what the backend ran for each kind of collective"),
+    Table(
+        "skew", f"{_AT}skew:skew", "each collective on all of its ranks: transfer, wait, who came last", needs=ALL_RANKS
+    ),
+    Table(
+        "stragglers",
+        f"{_AT}skew:stragglers",
+        "how often each rank came last, and what that cost the others",
+        needs=ALL_RANKS,
+    ),
+    Table(
+        "mismatches",
+        f"{_AT}skew:mismatches",
+        "where ranks recorded different numbers of one collective",
+        needs=ALL_RANKS,
+    ),
+    Table(
+        "clocks",
+        f"{_AT}skew:clocks",
+        "how far the clocks of the hosts are apart, and how well that is known",
+        needs=ALL_RANKS,
+    ),
+    Table("bandwidth", f"{_AT}bandwidth:bandwidth", "algorithm and bus bandwidth of each collective", needs=ALL_RANKS),
+    Table("groups", f"{_AT}groups:groups", "the process groups and what each carried"),
+    Table("concurrency", f"{_AT}groups:concurrency", "which axes or groups communicate at the same time"),
+    Table("exposure", f"{_AT}exposure:exposure", "why each exposed nanosecond was exposed, and which knob changes it"),
+    Table("ideal", f"{_AT}exposure:ideal", "how short each step could be if all that can overlap did"),
+    Table(
+        "unclassified",
+        f"{_AT}unclassified:unclassified",
+        "device rows of unknown kind, and collectives known by name alone",
+    ),
+    Table("memory", f"{_AT}memory:memory", "memory over time, by category"),
+    Table("peak", f"{_AT}memory:peak", "what memory held at its highest"),
+    Table("model-states", f"{_AT}memory:model_states", "what a device must hold at least, beside what it held"),
+    Table("hta-breakdown", f"{_AT}hta:temporal_breakdown", "HTA's idle, compute and other time"),
+    Table("hta-idle", f"{_AT}hta:idle", "HTA's causes of idle time"),
+    Table("hta-kernels", f"{_AT}hta:kernel_breakdown", "HTA's time by kernel"),
+]
+
+
+def names() -> list[str]:
+    """The names of all tables, in the order in which they are listed."""
+    return [table.name for table in TABLES]
+
+
+def find(name: str) -> Table:
+    """The table of that name.
+
+    Raises:
+        UsageError: there is none; the message offers the nearest name, or all of them.
+    """
+    found = next((table for table in TABLES if table.name == name), None)
+    if found is None:
+        raise UsageError(f"there is no table {name!r}: {suggestion(name, names())}")
+    return found
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`did you mean X? There are A, B, C`, or the list alone where nothing is near."""
+    known = list(known)
+    near = get_close_matches(name, known, n=1)
+    listed = f"there are {', '.join(known)}"
+    return f"did you mean {near[0]}? ({listed})" if near else listed
