@@ -11,21 +11,11 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from tracekit.dtypes import DTYPES
 from tracekit.errors import InputError
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
-
-# All of torch's types, of which only some can be planned with.
-DTYPES = frozenset(
-    [
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
-        *("quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
-        *(f"{sign}int{bits}" for sign in ("u", "") for bits in range(1, 8)),
-    ]
-)
 
 T = TypeVar("T")
 

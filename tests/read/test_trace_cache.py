@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -157,6 +160,25 @@ def test_an_entry_of_another_reader_is_rewritten(
     read_file(trace)
     read_file(trace)
     assert len(decoded) == 2
+
+
+@pytest.mark.parametrize("module", ["new.py", "read/decoding/new.py", "model/new.py", "model/collectives/deep/new.py"])
+def test_the_version_is_that_of_all_code_that_decides_tables(tmp_path: Path, module: str) -> None:
+    package = shutil.copytree(Path(entries.__file__).parent.parent, tmp_path / "tracekit")
+    before = entries.digest_of_code(package)
+    (package / "report" / "new.py").write_text("")
+    assert entries.digest_of_code(package) == before == entries.code_version()
+    (package / module).parent.mkdir(exist_ok=True)
+    (package / module).write_text("")
+    assert entries.digest_of_code(package) != before
+
+
+def test_tables_are_made_by_no_code_outside_those_rooms() -> None:
+    program = "import sys, tracekit.model.run; print(*(name for name in sys.modules if name.startswith('tracekit.')))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    package = Path(entries.__file__).parent.parent
+    loaded = {name.split(".")[1] for name in run.stdout.split()}
+    assert {name for name in loaded if (package / name).is_dir()} == set(entries.DECIDING_ROOMS)
 
 
 def test_where_the_folder_takes_nothing_the_users_cache_does(

@@ -8,6 +8,7 @@ from fake_runs import US, empty_run, fake_run
 from fakes import SMALL, collective, manifest_of, parameter
 from planned_runs import run_as_planned
 
+from tracekit.layer_names import NO_LAYER, ROOT
 from tracekit.report import chart_rows as frames
 from tracekit.report import charts, style, waterfall
 from tracekit.report import thinning as drawing
@@ -253,24 +254,14 @@ def test_a_thinned_curve_keeps_its_extremes_and_ends():
 
 
 def test_layers_are_in_the_order_of_their_numbers():
-    labels = ["layers.10", "layers.9", drawing.NO_LAYER, drawing.ROOT, "layers.2..layers.3", "layers.2"]
+    labels = ["layers.10", "layers.9", NO_LAYER, ROOT, "layers.2..layers.3", "layers.2"]
     assert list(drawing.layer_order(labels)) == [
-        drawing.ROOT,
+        ROOT,
         "layers.2",
         "layers.2..layers.3",
         "layers.9",
         "layers.10",
-        drawing.NO_LAYER,
-    ]
-
-
-def test_layer_labels():
-    frame = pl.DataFrame({"layer": ["", None, "layers.0", "..layers.3"]})
-    assert frame.select(drawing.layer_label())["literal"].to_list() == [
-        "(root)",
-        "(no layer)",
-        "layers.0",
-        "(root)..layers.3",
+        NO_LAYER,
     ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from tracekit.dtypes import PASSES
+from tracekit.collective_kinds import PASSES
 from tracekit.errors import InputError, UsageError
 from tracekit.plan import PLAN_SCHEMA, STRATEGIES, TERMS_SCHEMA, plan, terms_by_place
 from tracekit.theory import strategy_stage, zero_communication_volume

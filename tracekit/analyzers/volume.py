@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.analyzers.overlap import ratio
-from tracekit.dtypes import PASSES
+from tracekit.collective_kinds import PASSES
 from tracekit.errors import UsageError
 from tracekit.plan import plan
 from tracekit.theory import strategy_stage, zero_communication_volume

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from tracekit.export.slices import TRACKS, slices
+from tracekit.layer_names import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -231,7 +232,7 @@ def _titles(places: pl.DataFrame) -> dict[tuple[Any, ...], str]:
 
 
 def _shown(column: str, value: str) -> str:
-    return "(root)" if column == "layer" and not value else value
+    return ROOT if column == "layer" and not value else value
 
 
 def _packet() -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit import intervals
+from tracekit.layer_names import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,7 +110,7 @@ def label_runs(work: pl.DataFrame, column: str) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     place = ["rank", "cycle", "device"]
     keys = [*place, "step", *dict.fromkeys((column, "phase"))]
-    label = pl.when(pl.col(column) == "").then(pl.lit("(root)")).otherwise(column)
+    label = pl.when(pl.col(column) == "").then(pl.lit(ROOT)).otherwise(column)
     runs = (
         work.filter(pl.col("class") == "compute")
         .sort(*place, "start_ns", "end_ns")
@@ -186,7 +187,7 @@ def _what_it_carries(collectives: pl.DataFrame) -> pl.DataFrame:
 
 def _named(work: pl.DataFrame) -> pl.DataFrame:
     """Work under a telling name, a collective's kind and layer; `event` keeps the recorded one."""
-    layer = pl.when(pl.col("layer") == "").then(pl.lit(" (root)")).otherwise(" " + pl.col("layer"))
+    layer = pl.when(pl.col("layer") == "").then(pl.lit(f" {ROOT}")).otherwise(" " + pl.col("layer"))
     return work.with_columns(
         name=pl.when(pl.col("kind").is_null()).then("name").otherwise(pl.col("kind") + layer.fill_null("")),
         event=pl.when(pl.col("kind").is_not_null()).then("name"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit.layer_names import ROOT
 from tracekit.text import plain, plain_line
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _column(series: pl.Series, first: int, unit: tuple[int, str] | None) -> Colu
     if dtype == pl.Null:
         return Column(name, name, [ABSENT] * series.len(), numeric=False)
     if not dtype.is_numeric():
-        root = "(root)" if name == "layer" else ""
+        root = ROOT if name == "layer" else ""
         return Column(name, name, [root if value == "" else _word(value, name) for value in series], numeric=False)
     if name in _INSTANTS:
         series = series - first

@@ -106,34 +106,6 @@ def kind_of(spelling: str | None) -> str | None:
     return exact or next((kind for word, kind in _KINDS[:_TELLING] if word in bare), None)
 
 
-# -- dtypes --------------------------------------------------------------------------------------------------------
-_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "c10half": "float16",
-    "bfloat16": "bfloat16",
-    "c10bfloat16": "bfloat16",
-    "long": "int64",
-    "longint": "int64",
-    "longlong": "int64",
-    "int": "int32",
-    "short": "int16",
-    "byte": "uint8",
-    "unsignedchar": "uint8",
-    "char": "int8",
-    "signedchar": "int8",
-    "bool": "bool",
-    "float8e4m3fn": "float8_e4m3fn",
-    "float8e5m2": "float8_e5m2",
-}
-
-
-def dtype_of(spelling: str | None) -> str | None:
-    """Return torch's name for a dtype in any spelling of a trace; null where unknown."""
-    return _DTYPES.get(re.sub(r"[^a-z0-9]", "", spelling.lower())) if spelling else None
-
-
 # -- annotations that name a layer ---------------------------------------------------------------------------------
 # FSDP2: "FSDP::pre_forward (layers.0)", "FSDP::backward_prefetch for layers.2", "FSDP::pre_backward" (the root).
 FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"

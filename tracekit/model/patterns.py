@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tracekit.dtypes import PASSES
+from tracekit.collective_kinds import PASSES
 from tracekit.errors import UsageError
 from tracekit.model.names import kind_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.model.collectives.bucket_layers import span
+from tracekit.layer_names import span
 from tracekit.plan.inputs import own_parameters, trainable
 from tracekit.plan.schema import item_size
 

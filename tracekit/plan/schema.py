@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from tracekit.dtypes import ITEM_SIZES, PASSES
+from tracekit.collective_kinds import PASSES
+from tracekit.dtypes import ITEM_SIZES
 from tracekit.errors import InputError
 
 if TYPE_CHECKING:

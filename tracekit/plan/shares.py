@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.dtypes import PASSES
+from tracekit.collective_kinds import PASSES
 from tracekit.plan.schema import PLACES, TERMS_SCHEMA, Term, item_size, payload_numel
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ SUFFIX = ".zip"
 # Of the entries in the user's folder, which nobody tidies up.
 MAX_USER_BYTES = 4 * 2**30
 
-# The rooms whose code decides what an entry holds.
-_ROOMS = ("read", "model")
+# The rooms whose code decides what an entry holds; they import no other.
+DECIDING_ROOMS = ("read", "model")
 _ABOUT = "about.json"
 _PARTIAL = ".partial"
 _ABANDONED_NS = 24 * 3600 * 10**9
@@ -51,12 +51,16 @@ class About(msgspec.Struct, frozen=True):
 
 @once
 def code_version() -> str:
-    """Return a digest of the code that reads and models: an entry that other code wrote, older or newer, is nothing."""
-    package = Path(__file__).parent.parent
+    """Return a digest of the code that reads and models: what any other version wrote is not used."""
+    return digest_of_code(Path(__file__).parent.parent)
+
+
+def digest_of_code(package: Path) -> str:
+    """Return a digest of the modules of `package` that decide what an entry holds: its own, and all of two rooms."""
     digest = hashlib.sha256(pl.__version__.encode())
-    modules = [*package.glob("*.py"), *(module for room in _ROOMS for module in (package / room).rglob("*.py"))]
+    modules = [*package.glob("*.py"), *(module for room in DECIDING_ROOMS for module in (package / room).rglob("*.py"))]
     for module in sorted(modules):
-        digest.update(module.read_bytes())
+        digest.update(f"{module.relative_to(package)}\0".encode() + module.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -18,9 +18,10 @@ from tracekit.analyzers.memory import memory, model_states, peak
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew
 from tracekit.analyzers.volume import backend, volume
+from tracekit.layer_names import layer_label
 from tracekit.report import style
 from tracekit.report import thinning as drawing
-from tracekit.report.thinning import layer_label, mib, ms
+from tracekit.report.thinning import mib, ms
 from tracekit.text import plain_line
 from tracekit.theory import passes_by_kind, strategy_stage
 

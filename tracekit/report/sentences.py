@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit.analyzers import ledger, memory, overlap, volume
 from tracekit.analyzers.complete_steps import of_complete_steps
-from tracekit.model.collectives.bucket_layers import ROOT
+from tracekit.layer_names import ends, is_root
 from tracekit.report.caveats import gaps
 from tracekit.text import plain
 
@@ -270,8 +270,7 @@ def _place(kind: str, layer: str | None, phase: str | None) -> str:
     kind = plain(kind)
     if layer is None:
         return f"{kind} in {known}" if known else f"{kind}, layer and phase unknown"
-    # A bucket spans layers ("layers.3..layers.2"); the root's name is empty, or stands in brackets in a span.
-    owner = " to ".join("the root unit" if name in {"", ROOT} else plain(name) for name in layer.split(".."))
+    owner = " to ".join("the root unit" if is_root(name) else plain(name) for name in ends(layer))
     return f"{kind} of {owner} in {known}" if known else f"{kind} of {owner}"
 
 

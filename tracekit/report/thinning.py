@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit.layer_names import NO_LAYER, ROOT
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_ROWS = 4_000
-NO_LAYER = "(no layer)"
-ROOT = "(root)"
 
 _NS_PER_MS = 1_000_000
 _BYTES_PER_MIB = 1 << 20
@@ -31,13 +31,6 @@ def ms(column: str, origin_ns: int = 0) -> pl.Expr:
 def mib(column: str) -> pl.Expr:
     """Return a column of bytes as float MiB."""
     return pl.col(column) / _BYTES_PER_MIB
-
-
-def layer_label(column: str = "layer") -> pl.Expr:
-    """Return the layer as shown: the root unit and spans that begin or end there named, unknown said."""
-    layer = pl.col(column)
-    spelled = layer.str.replace(r"^\.\.", f"{ROOT}..").str.replace(r"\.\.$", f"..{ROOT}")
-    return pl.when(layer.is_null()).then(pl.lit(NO_LAYER)).when(layer == "").then(pl.lit(ROOT)).otherwise(spelled)
 
 
 def layer_order(labels: Iterable[str]) -> dict[str, int]:

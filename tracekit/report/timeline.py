@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.export.slices import slices
+from tracekit.layer_names import layer_label
 from tracekit.report import style
 from tracekit.report import thinning as drawing
 from tracekit.report.chart_rows import Drawn
-from tracekit.report.thinning import layer_label, mib, ms
+from tracekit.report.thinning import mib, ms
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run

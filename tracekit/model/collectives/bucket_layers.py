@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.layer_names import span
 from tracekit.manifest import Manifest
-
-ROOT = "(root)"  # the root unit's name is empty; inside a span it needs one
 
 _GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 
@@ -120,9 +119,3 @@ def _ends_with_a_gradient(numel: int, gradients: list[tuple[int, str]], position
         filled += gradients[position % len(gradients)][0]
         position += 1
     return filled == numel
-
-
-def span(layers: list[str]) -> str:
-    if len(layers) == 1:
-        return layers[0]
-    return f"{layers[0] or ROOT}..{layers[-1] or ROOT}"

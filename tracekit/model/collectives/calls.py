@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.dtypes import dtype_of
 from tracekit.model import names
 from tracekit.model.event_kinds import Kinds, timed
 
@@ -83,7 +84,7 @@ def _merge(rows: pl.DataFrame) -> dict[str, Any] | None:
         "kind_from": kind_from,
         "num_merged": max(len(told), 1),
         **{name: args.get(name) for name in ("group", "group_desc", "group_size", "seq")},
-        "dtype": names.dtype_of(args.get("dtype")) or next((t for t in map(_dtype, dicts) if t), None),
+        "dtype": dtype_of(args.get("dtype")) or next((t for t in map(_dtype, dicts) if t), None),
         "in_numel": sizes[0],
         "out_numel": sizes[1],
         "sizes_from": sizes_from,
@@ -170,4 +171,4 @@ def _numel(shape: Any) -> int | None:
 def _dtype(row: dict[str, Any]) -> str | None:
     """Dtype of the first tensor in a row's input types."""
     types = _load(row["input_type"] or "[]")
-    return names.dtype_of(types[0]) if types and isinstance(types[0], str) else None
+    return dtype_of(types[0]) if types and isinstance(types[0], str) else None

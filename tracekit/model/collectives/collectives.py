@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from tracekit.dtypes import ITEM_SIZES, PASSES
+from tracekit.collective_kinds import PASSES
+from tracekit.dtypes import ITEM_SIZES, dtype_of
 from tracekit.intervals import Intervals
 from tracekit.manifest import Manifest
 from tracekit.model import names
@@ -143,8 +144,8 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns)
     by_name = pl.col("name").map_elements(lambda name: kind_by_name(name, patterns), return_dtype=pl.String)
     is_span = pl.col("name").str.contains(names.BACKEND_SPAN)
     span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
-    span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(names.dtype_of, return_dtype=pl.String)
-    own_dtype = pl.col("dtype_ran").map_elements(names.dtype_of, return_dtype=pl.String)
+    span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(dtype_of, return_dtype=pl.String)
+    own_dtype = pl.col("dtype_ran").map_elements(dtype_of, return_dtype=pl.String)
     # A kernel tells of one collective: of a call that coalesces several, only the call knows.
     tells = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
     own_size = tells & (pl.col("num_merged").fill_null(1) == 1)
