@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from tracekit import errors, theory
     from tracekit.model.run import Run
     from tracekit.model.run import open_run as open  # noqa: A004 - `tracekit.open(path)` is the public spelling
+    from tracekit.table_registry import tables
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "__version__", "errors", "open", "theory"]
+__all__ = ["Run", "__version__", "errors", "open", "tables", "theory"]
 
 _HOMES = {
     "Run": ("tracekit.model.run", "Run"),
     "open": ("tracekit.model.run", "open_run"),
+    "tables": ("tracekit.table_registry", "tables"),
     "errors": ("tracekit.errors", None),
     "theory": ("tracekit.theory", None),
 }

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeRun
 
 import tracekit
-from tracekit import cli, tables
+from tracekit import cli, table_registry
 
 STEPS = pl.DataFrame(
     {"rank": [0, 0, 1, 1], "step": [2, 3, 2, 3], "start_ns": [1000, 2000, 1100, 2100], "dur_ns": [900, None, 800, 850]},
@@ -127,7 +127,7 @@ def test_names_from_files_cannot_write_to_the_terminal(capsys):
 
 
 def test_table_names_are_unique_and_listed_in_the_help(capsys):
-    assert len(set(tables.names())) == len(tables.TABLES)
+    assert len(set(table_registry.names())) == len(table_registry.TABLES)
     cli.run(["show", "--help"])
     out = capsys.readouterr().out
-    assert all(f" {table.name} " in out for table in tables.TABLES)
+    assert all(f" {table.name} " in out for table in table_registry.TABLES)

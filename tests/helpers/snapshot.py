@@ -41,7 +41,7 @@ COLUMNS: dict[str, dict[str, str]] = {"ideal": {"ideal_ns": "bound_ns"}}
 def keep(out: Path) -> None:
     """Writes a folder a run: a Parquet file a table, and what is said of the run as JSON."""
     import tracekit
-    from tracekit import tables
+    from tracekit import table_registry
     from tracekit.report.description import facts, summary
     from tracekit.report.sentences import verdicts
 
@@ -54,7 +54,7 @@ def keep(out: Path) -> None:
         except tracekit.errors.TracekitError as error:
             about["error"] = f"{type(error).__name__}: {error}"
         else:
-            for name, by in [*((name, ()) for name in tables.names()), *GROUPED]:
+            for name, by in [*((name, ()) for name in table_registry.names()), *GROUPED]:
                 try:
                     run.table(name, by=by).write_parquet(folder / f"{'-'.join([name, *(by and ('by', *by))])}.parquet")
                 except Exception as error:  # noqa: BLE001 - what a table refuses is compared too

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_public_names():
-    assert tracekit.__all__ == ["Run", "__version__", "errors", "open", "theory"]
+    assert tracekit.__all__ == ["Run", "__version__", "errors", "open", "tables", "theory"]
 
 
 @pytest.mark.parametrize("name", tracekit.__all__)
@@ -26,8 +26,10 @@ def test_every_name_is_there(name):
 def test_names_are_what_they_say():
     from tracekit import errors, theory
     from tracekit.model.run import Run, open_run
+    from tracekit.table_registry import tables
 
     assert (tracekit.Run, tracekit.open, tracekit.errors, tracekit.theory) == (Run, open_run, errors, theory)
+    assert tracekit.tables is tables
 
 
 def test_an_unknown_name_is_an_attribute_error():

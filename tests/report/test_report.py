@@ -5,7 +5,7 @@ import json
 import pytest
 from fake_runs import empty_run, fake_run
 
-from tracekit import tables
+from tracekit import table_registry
 from tracekit.errors import UsageError
 from tracekit.report.write import analyse, write_report
 
@@ -24,7 +24,7 @@ def test_numbers_are_whole_and_unknown_is_null(tmp_path):
     assert [run["name"] for run in report["runs"]] == ["a", "b"]
     run = report["runs"][0]
     assert set(run) == {"name", "facts", "summary", "verdicts", "tables"}
-    assert set(run["tables"]) == {table.name for table in tables.TABLES if table.in_report}
+    assert set(run["tables"]) == {table.name for table in table_registry.TABLES if table.in_report}
     assert run["tables"]["breakdown"][0] == {
         "rank": 0,
         "step": 0,
@@ -87,4 +87,4 @@ def test_the_report_holds_every_table_but_those_of_single_events(tmp_path):
     report = write_report([fake_run()], tmp_path / "out")
     held = set(json.loads(report.json.read_bytes())["runs"][0]["tables"])
     # Per-event tables stay out: trace.pftrace has every event.
-    assert set(tables.names()) - held == {"work", "allocations"}
+    assert set(table_registry.names()) - held == {"work", "allocations"}

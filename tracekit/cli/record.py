@@ -10,7 +10,7 @@ import typer
 from tracekit.cli.console import say_now
 from tracekit.errors import TracekitError, UsageError
 from tracekit.extras import require
-from tracekit.tables import suggestion
+from tracekit.table_registry import suggestion
 from tracekit.text import plain_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.errors import UsageError
-from tracekit.tables import suggestion
+from tracekit.table_registry import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit import tables
+from tracekit import table_registry
 from tracekit.cli.expected import (
     ParamsOption,
     PartialOption,
@@ -31,7 +31,7 @@ from tracekit.cli.options import (
 from tracekit.text import plain_line
 
 _ROWS_FOR_PEOPLE = 100
-_LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in tables.TABLES)
+_LISTING = "\n".join(f"[bold]{table.name:<14}[/] {table.answers}" for table in table_registry.TABLES)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ def command(
     summed: SumOption = False,
 ) -> None:
     """Print a table of a run."""
-    entry = tables.find(table)
+    entry = table_registry.find(table)
     steps = integers(step, "--step") if step else []
     ranks = integers(rank, "--rank") if rank else []
     import tracekit

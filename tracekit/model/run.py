@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit import tables
+from tracekit import table_registry
 from tracekit.intervals import Intervals
 from tracekit.manifest import Manifest, read_manifest
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
@@ -108,7 +108,7 @@ class Run:
         return self._cached.table("allocations", ALLOCATIONS_SCHEMA, lambda: self._made.allocations)
 
     def table(self, name: str, *, by: Sequence[str] = ()) -> pl.DataFrame:
-        """The table of that name (`tracekit.tables` lists them), grouped by the columns `by` where it can be.
+        """The table of that name (`tracekit.tables()` lists them), grouped by the columns `by` where it can be.
 
         Made when first asked for and kept: sentences, page and exports read one frame.
 
@@ -117,7 +117,7 @@ class Run:
         """
         key = (name, tuple(by))
         if key not in self._tables:
-            self._tables[key] = tables.find(name).make(self, by)
+            self._tables[key] = table_registry.find(name).make(self, by)
         return self._tables[key]
 
 

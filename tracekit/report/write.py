@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracekit import tables
+from tracekit import table_registry
 from tracekit.errors import UsageError
 from tracekit.export.files import replacing
 from tracekit.export.perfetto import write_trace
@@ -63,7 +63,7 @@ def write_report(runs: list[Run], out: Path, *, force: bool = False) -> ReportPa
 
 def analyse(run: Run, name: str) -> Analysed:
     """Return all that a report says of the run."""
-    kept = {table.name: run.table(table.name) for table in tables.TABLES if table.in_report}
+    kept = {table.name: run.table(table.name) for table in table_registry.TABLES if table.in_report}
     return Analysed(run, name, facts(run), summary(run), verdicts(run), kept)
 
 

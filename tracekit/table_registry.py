@@ -115,6 +115,11 @@ TABLES = [
 ]
 
 
+def tables() -> list[Table]:
+    """All tables, in the order in which they are listed; `Table.answers` says what each is for."""
+    return list(TABLES)
+
+
 def names() -> list[str]:
     """The names of all tables, in the order in which they are listed."""
     return [table.name for table in TABLES]
