@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+from copy import copy
 
 import polars as pl
 import pytest
@@ -8,65 +8,91 @@ from fake_runs import US, empty_run, fake_run
 from fakes import SMALL, collective, manifest_of, parameter
 from planned_runs import run_as_planned
 
+from tracekit.errors import UsageError
 from tracekit.layer_names import NO_LAYER, ROOT
-from tracekit.report import chart_rows as frames
-from tracekit.report import charts, style, waterfall
-from tracekit.report import thinning as drawing
-from tracekit.report import timeline as lanes
-
-ROWS = {
-    "volume": frames.volume_rows,
-    "waterfall": waterfall.rows,
-    "overlap": frames.overlap_rows,
-    "timeline": lanes.timeline_rows,
-    "breakdown": frames.breakdown_rows,
-    "peak": frames.peak_rows,
-}
-CHARTS = {name: waterfall.chart if name == "waterfall" else getattr(charts, name) for name in ROWS}
+from tracekit.report import chart_rows, chart_specs, style, thinning, timeline, vega_lite, waterfall
+from tracekit.report.charts import CHARTS, chart
 
 
-def spec(chart):
-    """The chart as a page gets it; altair validates it on the way."""
-    return json.loads(chart.to_json())
+def spec(name, run):
+    """The chart as the page gets it."""
+    return CHARTS[name].draw(CHARTS[name].rows(run))
 
 
-def parameters(chart):
-    return {param["name"] for param in spec(chart)["params"]}
+def written_by_altair(spec):
+    """The same chart as altair validates and writes it, with its data in place and without altair's own look."""
+    import altair as alt
+
+    with alt.data_transformers.enable("default", consolidate_datasets=False), alt.theme.enable("none"):
+        return alt.Chart.from_dict(spec).to_dict()
 
 
-@pytest.mark.parametrize("name", ROWS)
+def matched(run):
+    """The run with every collective met on all ranks, none of which came late."""
+    one, kinds = copy(run), run.collectives.schema
+    one.collectives = run.collectives.with_columns(
+        transfer_ns="dur_ns",
+        wait_ns=pl.lit(0, pl.Int64),
+        match=pl.struct("step", "kind", "layer").rank("dense").cast(kinds["match"]),
+        num_matched=pl.lit(2, kinds["num_matched"]),
+    )
+    return one
+
+
+def parameters(spec):
+    return {param["name"] for param in spec["params"]}
+
+
+@pytest.mark.parametrize("name", CHARTS)
 @pytest.mark.parametrize("run", [empty_run(), fake_run(num_steps=1), fake_run()], ids=["empty", "one step", "full"])
-def test_every_chart_is_valid_on_every_run(name, run):
-    drawn = ROWS[name](run)
+def test_every_chart_is_what_altair_would_write(name, run):
+    if name == "waiting":
+        run = matched(run)
+    drawn = CHARTS[name].rows(run)
     assert drawn.rows.is_empty() == (run.name == "empty")
-    spec(CHARTS[name](drawn.rows))
+    for rows in (drawn.rows, drawn.rows.head(1)):
+        spec = CHARTS[name].draw(drawn._replace(rows=rows), CHARTS[name].top([drawn]))
+        assert written_by_altair(spec) == spec
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_one_row_is_enough(name):
-    spec(CHARTS[name](ROWS[name](fake_run()).rows.head(1)))
+@pytest.mark.parametrize("run", [empty_run(), fake_run()], ids=["empty", "full"])
+def test_the_comparison_is_what_altair_would_write(run):
+    spec = chart_specs.comparison(chart_rows.comparison_rows([run, run]).rows)
+    assert written_by_altair(spec) == spec
 
 
-def test_memory_and_comparison_on_every_run():
-    for run in (empty_run(), fake_run()):
-        curves = frames.memory_rows(run)
-        spec(charts.memory(curves.rows, curves.floor_mib, curves.peaks))
-        spec(charts.comparison(frames.comparison_rows([run, run]).rows))
+def test_specifications_are_of_the_version_that_altair_writes():
+    import altair as alt
+
+    assert alt.SCHEMA_URL == vega_lite.SCHEMA
+
+
+def test_a_chart_of_a_run_is_altairs():
+    import altair as alt
+
+    assert isinstance(chart(fake_run(), "overlap"), alt.Chart)
+    lanes = chart(fake_run(), "timeline")
+    assert isinstance(lanes, alt.VConcatChart)
+    assert {part["width"] for part in lanes.to_dict()["vconcat"]} == {640}
+
+
+def test_a_chart_that_cannot_be_drawn_says_why():
+    with pytest.raises(UsageError, match="there is no chart 'overlaps': there are volume, ledger, overlap"):
+        chart(fake_run(), "overlaps")
+    with pytest.raises(UsageError, match="'memory': The trace has no memory events"):
+        chart(empty_run(), "memory")
 
 
 def test_charts_share_their_selections():
     run = fake_run()
-    for name in ("overlap", "timeline", "breakdown", "peak"):
-        assert {"pick_layer", "pick_rank"} <= parameters(CHARTS[name](ROWS[name](run).rows))
-    curves = frames.memory_rows(run)
-    assert {"pick_rank"} <= parameters(charts.memory(curves.rows, curves.floor_mib, curves.peaks))
-    assert "zoom" in parameters(charts.timeline(lanes.timeline_rows(run).rows))
+    for name in ("overlap", "timeline", "breakdown", "peak", "memory", "waiting"):
+        assert {"pick_layer", "pick_rank"} <= parameters(spec(name, run))
+    assert "zoom" in parameters(spec("timeline", run))
 
 
 def test_the_same_run_draws_the_same_chart():
-    for name, rows in ROWS.items():
-        first, second = (spec(CHARTS[name](rows(fake_run()).rows)) for _ in range(2))
-        assert first == second
+    for name in CHARTS:
+        assert spec(name, fake_run()) == spec(name, fake_run())
 
 
 def test_names_are_data_and_never_expressions():
@@ -77,15 +103,15 @@ def test_names_are_data_and_never_expressions():
 
     def without_data(node):
         if isinstance(node, dict):
-            return {key: without_data(value) for key, value in node.items() if key not in ("datasets", "data")}
+            return {key: without_data(value) for key, value in node.items() if key != "data"}
         return [without_data(value) for value in node] if isinstance(node, list) else node
 
     for name in ("overlap", "timeline"):
-        assert odd not in str(without_data(spec(CHARTS[name](ROWS[name](run).rows))))
+        assert odd not in str(without_data(spec(name, run)))
 
 
 def test_volume_is_a_mean_step_of_a_rank_in_psi():
-    rows = frames.volume_rows(fake_run(num_steps=2)).rows
+    rows = chart_rows.volume_rows(fake_run(num_steps=2)).rows
     assert rows.select("source", "kind", "psi").rows() == [
         ("theory", "all_gather", 1.0),
         ("theory", "reduce_scatter", 1.0),
@@ -102,7 +128,7 @@ def test_what_a_backend_really_ran_has_a_bar_of_its_own():
     run.collectives = run.collectives.with_columns(
         backend_kind=pl.when(pl.col("kind") == "reduce_scatter").then(pl.lit("all_reduce")).otherwise("backend_kind")
     )
-    ran = frames.volume_rows(run).rows.filter(pl.col("source") == "backend ran")
+    ran = chart_rows.volume_rows(run).rows.filter(pl.col("source") == "backend ran")
     assert ran.select("kind", "psi").rows() == [("all_gather", 1.0), ("all_reduce", 2.0)]
 
 
@@ -150,18 +176,18 @@ def test_a_walk_needs_a_theory_and_says_when_the_end_is_unknown():
 
 def test_the_amounts_of_a_walk_stand_where_there_is_room():
     rows = waterfall.rows(run_as_planned(manifest_of("fsdp2", SMALL))).rows
-    texts = [layer for layer in spec(waterfall.chart(rows))["layer"] if layer["mark"]["type"] == "text"]
+    texts = [layer for layer in waterfall.chart(rows)["layer"] if layer["mark"]["type"] == "text"]
     assert [(text["mark"]["align"], text["mark"]["color"]) for text in texts] == [
         ("right", "white"),
         ("right", style.INK),
     ]
     short = waterfall.chart(rows, top=30.0)
-    texts = [layer for layer in spec(short)["layer"] if layer["mark"]["type"] == "text"]
+    texts = [layer for layer in short["layer"] if layer["mark"]["type"] == "text"]
     assert [text["mark"]["align"] for text in texts] == ["left"]
 
 
 def test_overlap_splits_hidden_from_exposed():
-    rows = frames.overlap_rows(fake_run(num_ranks=1)).rows
+    rows = chart_rows.overlap_rows(fake_run(num_ranks=1)).rows
     root = rows.filter(pl.col("row") == "(root) · forward").select("activity", "ms", "share").rows()
     assert root == [(style.EXPOSED, 0.04, 0.0), (style.HIDDEN, 0.0, 0.0)]
     other = rows.filter(pl.col("row") == "layers.3 · backward").select("activity", "ms", "share").rows()
@@ -169,18 +195,18 @@ def test_overlap_splits_hidden_from_exposed():
 
 
 def test_breakdown_parts_add_up_to_the_step():
-    rows = frames.breakdown_rows(fake_run(num_ranks=1, num_steps=1)).rows
+    rows = chart_rows.breakdown_rows(fake_run(num_ranks=1, num_steps=1)).rows
     assert rows.select("activity", "ms").rows() == [(style.COMPUTE, 0.6), (style.EXPOSED, 0.08), (style.IDLE, 0.32)]
 
 
 def test_many_steps_are_cut_and_it_is_said():
-    drawn = frames.breakdown_rows(fake_run(num_ranks=2, num_steps=30))
-    assert drawn.rows["row"].n_unique() == frames.MAX_BARS
+    drawn = chart_rows.breakdown_rows(fake_run(num_ranks=2, num_steps=30))
+    assert drawn.rows["row"].n_unique() == chart_rows.MAX_BARS
     assert "The first 48 of 60 steps" in drawn.note
 
 
 def test_the_timeline_is_the_median_step_from_its_first_slice():
-    drawn = lanes.timeline_rows(fake_run(num_ranks=1))
+    drawn = timeline.rows(fake_run(num_ranks=1))
     assert drawn.note == "Step 1, rank 0."
     assert drawn.rows["row"].unique(maintain_order=True).to_list() == [
         "rank 0 · phase",
@@ -195,7 +221,7 @@ def test_the_timeline_is_the_median_step_from_its_first_slice():
 
 
 def test_more_ranks_than_lanes_are_said():
-    assert lanes.timeline_rows(fake_run(num_ranks=6, num_steps=1)).note == "Step 0, ranks 0, 1, 2 and 3 of 6."
+    assert timeline.rows(fake_run(num_ranks=6, num_steps=1)).note == "Step 0, ranks 0, 1, 2 and 3 of 6."
 
 
 def test_a_long_step_is_thinned_and_it_is_said():
@@ -204,10 +230,10 @@ def test_a_long_step_is_thinned_and_it_is_said():
     row = run.work.head(1).drop("start_ns", "index", "dur_ns")
     many = short.join(row, how="cross").with_columns(dur_ns=pl.lit(10, pl.Int64), index=pl.lit(1, pl.Int64))
     run.work = many.select(run.work.columns)
-    drawn = lanes.timeline_rows(run)
-    assert drawn.rows.height <= drawing.MAX_ROWS
+    drawn = timeline.rows(run)
+    assert drawn.rows.height <= thinning.MAX_ROWS
     assert "12,001 pieces of work are drawn as" in drawn.note
-    spec(charts.timeline(drawn.rows))
+    written_by_altair(timeline.chart(drawn.rows))
 
 
 def slice_frame(*spans):
@@ -222,23 +248,23 @@ def test_touching_neighbours_always_join_and_others_only_as_needed():
     frame = slice_frame(
         ("a", "x", 0, 10), ("a", "x", 10, 20), ("a", "x", 23, 30), ("a", "x", 40, 50), ("a", "y", 50, 60)
     )
-    joined, gap = drawing.merge_slices(frame, ["lane"], ["label"], limit=4)
+    joined, gap = thinning.merge_slices(frame, ["lane"], ["label"], limit=4)
     assert joined.select("start_ns", "end_ns", "count").rows() == [(0, 20, 2), (23, 30, 1), (40, 50, 1), (50, 60, 1)]
     assert gap == 0
-    joined, gap = drawing.merge_slices(frame, ["lane"], ["label"], limit=3)
+    joined, gap = thinning.merge_slices(frame, ["lane"], ["label"], limit=3)
     assert joined.select("start_ns", "end_ns", "count").rows() == [(0, 30, 3), (40, 50, 1), (50, 60, 1)]
     assert gap == 3
 
 
 def test_neighbours_of_another_label_part_what_is_alike():
     frame = slice_frame(("a", "x", 0, 10), ("a", "y", 10, 20), ("a", "x", 20, 30))
-    joined, _ = drawing.merge_slices(frame, ["lane"], ["label"], limit=1)
+    joined, _ = thinning.merge_slices(frame, ["lane"], ["label"], limit=1)
     assert joined["count"].to_list() == [1, 1, 1]
 
 
 def test_merging_nothing_and_one():
     for rows in (0, 1):
-        joined, gap = drawing.merge_slices(slice_frame(("a", "x", 0, 10)).head(rows), ["lane"], ["label"])
+        joined, gap = thinning.merge_slices(slice_frame(("a", "x", 0, 10)).head(rows), ["lane"], ["label"])
         assert (joined.height, gap) == (rows, 0)
 
 
@@ -246,16 +272,16 @@ def test_a_thinned_curve_keeps_its_extremes_and_ends():
     values = [100] * 10_000
     values[1234], values[8765] = 999, 1
     frame = pl.DataFrame({"ts_ns": range(10_000), "bytes": values})
-    thin = drawing.thin_curve(frame, "bytes", 400)
+    thin = thinning.thin_curve(frame, "bytes", 400)
     assert thin.height <= 400
     assert thin.filter(pl.col("bytes") != 100).rows() == [(1234, 999), (8765, 1)]
     assert (thin["ts_ns"][0], thin["ts_ns"][-1]) == (0, 9_999)
-    assert drawing.thin_curve(frame.head(1), "bytes", 400).height == 1
+    assert thinning.thin_curve(frame.head(1), "bytes", 400).height == 1
 
 
 def test_layers_are_in_the_order_of_their_numbers():
     labels = ["layers.10", "layers.9", NO_LAYER, ROOT, "layers.2..layers.3", "layers.2"]
-    assert list(drawing.layer_order(labels)) == [
+    assert list(thinning.layer_order(labels)) == [
         ROOT,
         "layers.2",
         "layers.2..layers.3",
@@ -265,16 +291,20 @@ def test_layers_are_in_the_order_of_their_numbers():
     ]
 
 
-def test_memory_keeps_the_peak_and_the_floor():
-    curves = frames.memory_rows(fake_run(num_ranks=1))
-    assert curves.rows["mib"].max() == curves.peaks["mib"][0]
+def test_memory_keeps_the_peak_and_the_model_states():
+    drawn = chart_rows.memory_rows(fake_run(num_ranks=1))
     # ZeRO-2 of 6,000 parameters on one rank: 16 bytes each.
-    assert curves.floor_mib == 16 * 6_000 / 2**20
+    assert drawn.more == {"level_mib": 16 * 6_000 / 2**20}
+    _, peaks, label, *level = spec("memory", fake_run(num_ranks=1))["layer"]
+    (peak,) = peaks["data"]["values"]
+    assert peak["mib"] == drawn.rows["mib"].max()
+    assert label["data"]["values"] == [peak]
+    assert level[0]["data"]["values"][0]["mib"] == 16 * 6_000 / 2**20
 
 
 def test_times_are_exact_before_they_are_floats():
     frame = pl.DataFrame({"t": [10**18 + 123_456]})
-    assert frame.select(drawing.ms("t", 10**18)).item() == 0.123456
+    assert frame.select(thinning.ms("t", 10**18)).item() == 0.123456
     assert US == 1_000
 
 
@@ -282,8 +312,8 @@ def test_lanes_name_the_device_only_where_a_rank_has_several():
     run = fake_run(num_steps=1)
     own = pl.format("cuda:{}", "rank")
     run.work = run.work.with_columns(device=own)
-    assert "0 compute" in lanes.timeline_rows(run).rows["row"]
+    assert "0 compute" in timeline.rows(run).rows["row"]
     run.work = run.work.with_columns(
         device=pl.when(pl.col("class") == "comm").then(pl.lit("cuda:1")).otherwise(pl.lit("cuda:0"))
     )
-    assert "0 compute cuda:0" in lanes.timeline_rows(run).rows["row"]
+    assert "0 compute cuda:0" in timeline.rows(run).rows["row"]

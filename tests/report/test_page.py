@@ -8,9 +8,10 @@ import polars as pl
 import pytest
 from fake_runs import empty_run, fake_run
 
-from tracekit.report import wording as words
+from tracekit.report import wording
 from tracekit.report.page import dashboard
-from tracekit.report.sections import MAX_TABLE_ROWS, as_table, chart_json, table_of
+from tracekit.report.page_tables import MAX_TABLE_ROWS, as_table, first_rows
+from tracekit.report.sections import chart_json
 from tracekit.report.write import analyse
 
 
@@ -127,11 +128,7 @@ def test_names_that_do_not_print_are_spelt_out_and_cut():
 
 
 def test_chart_json_holds_no_tag_and_no_line_separator():
-    class Fake:
-        def to_dict(self):
-            return {"title": ["</script><!--&\u2028\u2029"], "\u2028": 1.5}
-
-    text = chart_json(Fake())
+    text = chart_json({"title": ["</script><!--&\u2028\u2029"], "\u2028": 1.5})
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {"title": ["</script><!--&\\u2028\\u2029"], "\u2028": 1.5}
 
@@ -143,8 +140,7 @@ def test_the_same_runs_make_the_same_page():
 
 
 def test_long_tables_are_cut_and_say_so():
-    run = analyse(fake_run(num_steps=20), "many")
-    table = table_of(run, "collectives", "Every collective")
+    table = first_rows(fake_run(num_steps=20).collectives, "Every collective")
     assert len(table.rows) == MAX_TABLE_ROWS
     assert "of 480 rows" in table.note
 
@@ -155,7 +151,7 @@ def test_a_table_of_nothing():
 
 
 def test_comparison_in_words():
-    rows = words.comparison(
+    rows = wording.comparison(
         [
             ("a", {"step_ns": 2e6, "hidden_ratio": 0.5, "measured_psi": 3.0}),
             ("b", {"step_ns": 1e6, "hidden_ratio": 0.25}),
@@ -169,7 +165,7 @@ def test_comparison_in_words():
 
 
 def test_sizes_and_counts_in_words():
-    assert words.size(1536) == "1.50 KiB"
-    assert words.size(12) == "12 B"
-    assert words.count(4_458_752) == "4.46 million"
-    assert words.count(12) == "12"
+    assert wording.size(1536) == "1.50 KiB"
+    assert wording.size(12) == "12 B"
+    assert wording.count(4_458_752) == "4.46 million"
+    assert wording.count(12) == "12"

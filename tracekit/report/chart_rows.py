@@ -1,4 +1,4 @@
-"""What each chart of the dashboard draws: a run in, few rows of plain numbers out (columns as `report.charts` asks).
+"""What each chart of the page draws: a run in, few rows of plain numbers out (columns as `report.chart_specs` asks).
 
 Results come from the analyses; here they are averaged over steps where the chart says so, turned into ms
 and MiB, and thinned where there are more rows than a chart should hold. What was left out or merged is said
@@ -7,7 +7,8 @@ in `note`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -19,8 +20,7 @@ from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew
 from tracekit.analyzers.volume import backend, volume
 from tracekit.layer_names import layer_label
-from tracekit.report import style
-from tracekit.report import thinning as drawing
+from tracekit.report import style, thinning
 from tracekit.report.thinning import mib, ms
 from tracekit.text import plain_line
 from tracekit.theory import passes_by_kind, strategy_stage
@@ -41,10 +41,11 @@ _PARTS = {
 
 
 class Drawn(NamedTuple):
-    """Rows for a chart, and a sentence on what they leave out (or "")."""
+    """Rows for a chart, a sentence on what they leave out (or ""), and what the chart takes beside them, by name."""
 
     rows: pl.DataFrame
     note: str = ""
+    more: Mapping[str, Any] | None = None
 
 
 def volume_rows(run: Run) -> Drawn:
@@ -64,8 +65,8 @@ def volume_rows(run: Run) -> Drawn:
     places = {"theory": 0, "plan": 1, "measured": 2, "backend ran": 3}
     return Drawn(
         rows.with_columns(
-            order=drawing.place("source", places),
-            place=drawing.place("kind", {kind: i for i, kind in enumerate(style.KINDS)}),
+            order=thinning.place("source", places),
+            place=thinning.place("kind", {kind: i for i, kind in enumerate(style.KINDS)}),
             psi=pl.col("numel") / pl.lit(run.psi, pl.Float64),
         )
         .with_columns(total_psi=pl.col("psi").sum().over("source"))
@@ -89,7 +90,7 @@ def overlap_rows(run: Run) -> Drawn:
         .with_columns(pl.col("overlapped_ns", "exposed_ns") / pl.col("steps") / 1_000_000)
         .rename({"overlapped_ns": style.HIDDEN, "exposed_ns": style.EXPOSED})
     )
-    order = drawing.layer_order(means["layer"])
+    order = thinning.layer_order(means["layer"])
     rows = means.unpivot(
         [style.HIDDEN, style.EXPOSED],
         index=["rank", "layer", "phase", "share"],
@@ -97,7 +98,7 @@ def overlap_rows(run: Run) -> Drawn:
         value_name="ms",
     ).with_columns(
         row=pl.format("{} · {}", "layer", "phase"),
-        order=drawing.place("phase", _PHASES) * len(order) + drawing.place("layer", order),
+        order=thinning.place("phase", _PHASES) * len(order) + thinning.place("layer", order),
     )
     return _few_ranks(rows.sort("order", "rank", "activity"))
 
@@ -114,7 +115,7 @@ def breakdown_rows(run: Run) -> Drawn:
     return Drawn(rows.with_columns(row=step, order=pl.col("order").cast(pl.Int64)).drop("step_ns"), note)
 
 
-def blame_rows(run: Run) -> Drawn:
+def exposure_rows(run: Run) -> Drawn:
     """Exposed ms of the mean complete step of a rank, by cause and kind."""
     table = of_complete_steps(run, exposure(run))
     steps = of_complete_steps(run, breakdown(run)).height
@@ -125,8 +126,8 @@ def blame_rows(run: Run) -> Drawn:
         .agg(pl.col("exposed_ns").sum())
         .with_columns(
             ms=pl.col("exposed_ns") / 1_000_000 / max(steps, 1),
-            order=drawing.place("cause", {cause: place for place, cause in enumerate(causes)}),
-            place=drawing.place("kind", {kind: place for place, kind in enumerate(style.KINDS)}),
+            order=thinning.place("cause", {cause: place for place, cause in enumerate(causes)}),
+            place=thinning.place("kind", {kind: place for place, kind in enumerate(style.KINDS)}),
         )
         .drop("exposed_ns")
     )
@@ -145,7 +146,7 @@ def waiting_rows(run: Run) -> Drawn:
         .with_columns(
             row=pl.format("rank {}", "rank"),
             order=pl.col("rank").cast(pl.Int64),
-            place=drawing.place("part", {part: place for place, part in enumerate(style.WAITING)}),
+            place=thinning.place("part", {part: place for place, part in enumerate(style.WAITING)}),
         )
     )
     return _few_ranks(rows.sort("order", "place"))
@@ -162,26 +163,17 @@ def comparison_rows(runs: list[Run]) -> Drawn:
     return Drawn(pl.concat(parts))
 
 
-class Curves(NamedTuple):
-    """The memory chart's rows, its peaks and the floor (null where no formula holds)."""
-
-    rows: pl.DataFrame
-    peaks: pl.DataFrame
-    floor_mib: float | None
-    note: str
-
-
-def memory_rows(run: Run) -> Curves:
-    """Allocated memory over time of the first ranks, with each peak."""
+def memory_rows(run: Run) -> Drawn:
+    """Allocated memory over time of the first ranks, and the model states, which must be held at least."""
     curve = _accelerators(memory(run)).drop_nulls("allocated_bytes")
     series = curve.select("rank", "device").unique().sort("rank", "device")
     shown = series.head(MAX_CURVES)
     origin = run.steps["start_ns"].min() if run.steps.height else curve["ts_ns"].min()
     origin = origin if isinstance(origin, int) else 0
-    limit = drawing.MAX_ROWS // max(shown.height, 1)
+    limit = thinning.MAX_ROWS // max(shown.height, 1)
     several = series["device"].n_unique() > series["rank"].n_unique()
     parts = [
-        drawing.thin_curve(rows.sort("ts_ns", maintain_order=True), "allocated_bytes", limit)
+        thinning.thin_curve(rows.sort("ts_ns", maintain_order=True), "allocated_bytes", limit)
         for _, rows in curve.join(shown, on=["rank", "device"], how="semi").group_by(
             "rank", "device", maintain_order=True
         )
@@ -189,19 +181,13 @@ def memory_rows(run: Run) -> Curves:
     drawn = pl.concat(parts) if parts else curve
     name = pl.format("rank {} · {}", "rank", "device") if several else pl.format("rank {}", "rank")
     rows = drawn.select("rank", series=name, t_ms=ms("ts_ns", origin), mib=mib("allocated_bytes"))
-    highest = (
-        rows.filter(pl.col("mib") == pl.col("mib").max().over("series"))
-        .unique("series", keep="first", maintain_order=True)
-        .sort("mib", descending=True, maintain_order=True)
-        .with_columns(label=_written("mib", "peak {:,.4g} MiB"))
-    )
     theory = model_states(run).filter(pl.col("component") == "total")["theory_bytes"].max()
     notes: list[str] = []
     if drawn.height < curve.height:
         notes.append(f"{drawn.height:,} of {curve.height:,} points are drawn, with every peak and trough.")
     if series.height > shown.height:
         notes.append(f"The first {shown.height} of {series.height} curves are drawn.")
-    return Curves(rows, highest, theory / 2**20 if isinstance(theory, int) else None, " ".join(notes))
+    return Drawn(rows, " ".join(notes), {"level_mib": theory / 2**20} if isinstance(theory, int) else None)
 
 
 def peak_rows(run: Run) -> Drawn:
@@ -254,7 +240,7 @@ def _parts(table: pl.DataFrame, index: list[str]) -> pl.DataFrame:
     rows = parts.unpivot(list(_PARTS.values()), index=index, variable_name="activity", value_name="_ns")
     return (
         rows.with_columns(
-            place=drawing.place("activity", places),
+            place=thinning.place("activity", places),
             ms=ms("_ns"),
             share=pl.when(pl.col("step_ns") > 0).then(pl.col("_ns") / pl.col("step_ns")),
         )
@@ -267,7 +253,7 @@ def _parts(table: pl.DataFrame, index: list[str]) -> pl.DataFrame:
 def _few_ranks(rows: pl.DataFrame) -> Drawn:
     """As many whole ranks as a chart holds."""
     ranks = rows["rank"].unique().sort().to_list()
-    most = max(drawing.MAX_ROWS * max(len(ranks), 1) // max(rows.height, 1), 1)
+    most = max(thinning.MAX_ROWS * max(len(ranks), 1) // max(rows.height, 1), 1)
     if most >= len(ranks):
         return Drawn(rows)
     kept = rows.filter(pl.col("rank").is_in(ranks[:most]))

@@ -11,8 +11,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tracekit.report import wording as words
-from tracekit.report.sections import Analysed, Table, file_tables, sections, trusted
+from tracekit.report import wording
+from tracekit.report.library import library
+from tracekit.report.page_tables import Table
+from tracekit.report.sections import Analysed, file_tables, sections, trusted
 from tracekit.text import plain_line
 
 
@@ -24,7 +26,7 @@ def dashboard(runs: list[Analysed]) -> str:
         {
             "name": run.name,
             "verdicts": run.verdicts,
-            "facts": words.fact_lines(run.facts),
+            "facts": wording.fact_lines(run.facts),
             "tables": file_tables(run),
         }
         for run in runs
@@ -32,19 +34,15 @@ def dashboard(runs: list[Analysed]) -> str:
     template = _environment().get_template("page.html")
     return template.render(
         title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
-        lead=" · ".join(dict.fromkeys(words.lead(run.facts) for run in runs)),
+        lead=" · ".join(dict.fromkeys(wording.lead(run.facts) for run in runs)),
         generator=f"tracekit {__version__}",
         sections=sections(runs),
         runs=shown,
         draw=_draw,
         css=trusted(_asset("page.css")),
         script=trusted(_asset("page.js")),
-        library=trusted(_library()),
+        library=trusted(library()),
     )
-
-
-# The libraries are found by the page's own script under these names.
-_GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 
 
 @cache
@@ -68,14 +66,3 @@ def _draw(table: Table) -> Any:
 
 def _asset(name: str) -> str:
     return files("tracekit.report").joinpath("assets", name).read_text("utf-8")
-
-
-@cache
-def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
-    import vl_convert  # pyright: ignore[reportMissingTypeStubs]
-    from altair import SCHEMA_VERSION
-
-    version = ".".join(SCHEMA_VERSION.split(".")[:2])
-    bundle = vl_convert.javascript_bundle(_GLOBALS, version)
-    return bundle.replace("</script", "<\\/script")

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analyzers.ledger import MEASURED, THEORY, UNEXPLAINED, ledger
-from tracekit.report import chart_parts as parts
 from tracekit.report import style
+from tracekit.report import vega_lite as vl
 from tracekit.report.chart_rows import Drawn
+from tracekit.report.vega_lite import Spec, nominal, quantitative
 
 if TYPE_CHECKING:
-    import altair as alt
-
     from tracekit.model.run import Run
 
 BAR_STEP = 34
@@ -51,36 +50,39 @@ def rows(run: Run) -> Drawn:
     return Drawn(_bars(walk), note)
 
 
-def chart(frame: pl.DataFrame, top: float | None = None) -> alt.LayerChart:
+def chart(frame: pl.DataFrame, top: float | None = None) -> Spec:
     """The way from theory to the trace: a bar a term, from the level before it to the level after, in Ψ.
 
     Columns: row (the term, broken into lines), term, order, way (what kind of step it is: its colour), from_psi,
     to_psi, psi, numel, payload_bytes, label.
     """
-    import altair as alt
-
     highest = top or frame.select(pl.max_horizontal("from_psi", "to_psi").max()).item() or 1.0
     # The first of two lines goes above the middle of the bar.
-    several: Any = {"condition": {"test": "indexof(datum.label, '¦') > 0", "value": "bottom"}, "value": "middle"}
-    lines = alt.Axis(labelExpr="split(datum.label, '¦')", labelBaseline=several)
-    y = alt.Y("row:N", title=None, sort=alt.EncodingSortField("order", op="min"), axis=lines)
-    x = alt.X("from_psi:Q", title="multiples of Ψ", scale=parts.domain(highest * 1.03))
+    several = {"condition": {"test": f"indexof(datum.label, '{BREAK}') > 0", "value": "bottom"}, "value": "middle"}
+    y = vl.in_order("row", axis={"labelExpr": f"split(datum.label, '{BREAK}')", "labelBaseline": several})
     walked = frame.filter((pl.col("psi") != 0) | (pl.col("way") == "total"))["way"]
-    base = alt.Chart(frame).encode(y=y)
-    bars = base.mark_bar(height={"band": 0.62}).encode(
-        x=x,
-        x2="to_psi:Q",
-        color=alt.Color("way:N", scale=parts.colours(style.LEDGER, walked)),
-        tooltip=[
-            alt.Tooltip("term:N"),
-            alt.Tooltip("psi:Q", title="Ψ", format="+.4f"),
-            alt.Tooltip("numel:Q", title="elements × passes", format=",.6~r"),
-            alt.Tooltip("payload_bytes:Q", title="payload bytes", format=",.0f"),
-        ],
-    )
+    bars = {
+        "mark": vl.bar(0.62),
+        "encoding": {
+            "y": y,
+            "x": quantitative("from_psi", title="multiples of Ψ", **vl.up_to(highest * 1.03)),
+            "x2": {"field": "to_psi"},
+            "color": vl.coloured("way", style.LEDGER, walked),
+            "tooltip": [
+                nominal("term"),
+                quantitative("psi", title="Ψ", format="+.4f"),
+                quantitative("numel", title="elements × passes", format=",.6~r"),
+                quantitative("payload_bytes", title="payload bytes", format=",.0f"),
+            ],
+        },
+    }
     # Where a step ends is seen even when it is too short for a bar.
-    levels = base.mark_tick(color=style.INK, thickness=1.5, bandSize=20).encode(x="to_psi:Q")
-    return parts.sized(alt.layer(bars, levels, *_amounts(frame, y, highest)), height=BAR_STEP * frame.height)
+    levels = {
+        "mark": {"type": "tick", "color": style.INK, "thickness": 1.5, "bandSize": 20},
+        "encoding": {"y": y, "x": quantitative("to_psi")},
+    }
+    layers = [bars, levels, *_amounts(frame, y, highest)]
+    return vl.sized({"data": vl.rows(frame), "layer": layers}, height=BAR_STEP * frame.height)
 
 
 def _bars(walk: pl.DataFrame) -> pl.DataFrame:
@@ -122,10 +124,8 @@ def _amount(row: dict[str, Any]) -> str:
     return f"{elements} element{'' if abs(row['numel']) == 1 else 's'}"
 
 
-def _amounts(frame: pl.DataFrame, y: Any, highest: float) -> list[alt.Chart]:
+def _amounts(frame: pl.DataFrame, y: Spec, highest: float) -> list[Spec]:
     """The labels of a waterfall where there is room: in long totals, before a bar in the right half, else behind it."""
-    import altair as alt
-
     low, high = pl.min_horizontal("from_psi", "to_psi"), pl.max_horizontal("from_psi", "to_psi")
     inside = (pl.col("way") == "total") & (high > highest * 0.3)
     before = (pl.col("way") != "total") & (low > highest * 0.5)
@@ -133,15 +133,13 @@ def _amounts(frame: pl.DataFrame, y: Any, highest: float) -> list[alt.Chart]:
         place=pl.when(inside).then(pl.lit("in")).when(before).then(pl.lit("before")).otherwise(pl.lit("behind")),
         at=pl.when(before).then(low).otherwise(high),
     )
-    marks: dict[str, tuple[Any, int, str]] = {
-        "in": ("right", -7, "white"),
-        "before": ("right", -7, style.INK),
-        "behind": ("left", 7, style.INK),
-    }
+    marks = {"in": ("right", -7, "white"), "before": ("right", -7, style.INK), "behind": ("left", 7, style.INK)}
     return [
-        alt.Chart(labelled)
-        .mark_text(align=align, dx=dx, color=colour, fontWeight=600)
-        .encode(y=y, x="at:Q", text="label:N")
+        {
+            "data": vl.rows(labelled),
+            "mark": {"type": "text", "align": align, "dx": dx, "color": colour, "fontWeight": 600},
+            "encoding": {"y": y, "x": quantitative("at"), "text": nominal("label")},
+        }
         for place, (align, dx, colour) in marks.items()
         if not (labelled := placed.filter(pl.col("place") == place)).is_empty()
     ]

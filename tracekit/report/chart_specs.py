@@ -1,0 +1,259 @@
+"""Frames in, Vega-Lite specifications out: one function a question. Nothing here computes a result, reads or writes.
+
+Charts of several runs may be drawn to one scale: `top` is the largest value it should hold.
+
+Every chart carries two selections that a page may share among charts: `pick_layer` and `pick_rank`. A click
+on a mark that belongs to a layer or a rank picks it; what belongs to another is drawn faintly. Frames hold
+few rows of plain numbers (`tracekit.report.chart_rows` makes them); names in them are data to the chart, never part of
+an expression.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from tracekit.report import style
+from tracekit.report import vega_lite as vl
+from tracekit.report.vega_lite import Spec, nominal, quantitative
+
+BAR_STEP = 24
+
+
+def volume(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """Volume of a step by source (theory, plan, measured, …), stacked by kind in multiples of Ψ.
+
+    Columns: source, order (of the sources), kind, place (of the kind), psi, total_psi (of the source) and its
+    label, numel, num_collectives.
+    """
+    y = vl.in_order("source")
+    bars = {
+        "mark": vl.bar(0.72),
+        "encoding": {
+            "y": y,
+            "x": quantitative(
+                "psi", title="elements × passes, in multiples of Ψ", **vl.with_room(frame["total_psi"], top)
+            ),
+            "color": vl.coloured("kind", style.KINDS, frame["kind"]),
+            "order": quantitative("place"),
+            "tooltip": [
+                nominal("source"),
+                nominal("kind"),
+                quantitative("psi", title="Ψ", format=".4f"),
+                quantitative("numel", title="elements × passes", format=",.0f"),
+                quantitative("num_collectives", title="collectives a step", format=",.6~g"),
+            ],
+        },
+    }
+    totals = {
+        "mark": {"type": "text", "align": "left", "dx": 6, "fontWeight": 600},
+        "encoding": {"y": y, "x": quantitative("total_psi", aggregate="max"), "text": nominal("label")},
+    }
+    return vl.sized({"data": vl.rows(frame), "layer": [bars, totals]}, height=34 * frame["source"].n_unique())
+
+
+def overlap(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """Hidden and exposed communication of each layer and phase, as stacked bars, a mean over steps and ranks.
+
+    Columns: row (what a bar is called), order, layer, phase, rank, activity, ms, share (hidden, 0 to 1).
+    """
+    means = [{"op": "mean", "field": field, "as": field} for field in ("ms", "share")]
+    spec = _stacked(
+        frame,
+        "row",
+        vl.coloured("activity", style.ACTIVITY, frame["activity"]),
+        "ms a step",
+        [
+            nominal("layer"),
+            nominal("phase"),
+            nominal("activity", title="part"),
+            quantitative("ms", title="ms a step", format=",.3f"),
+            quantitative("share", title="hidden", format=".0%"),
+        ],
+        top=top,
+        picks="layer",
+    )
+    spec["transform"] = [
+        {"filter": {"param": "pick_rank"}},
+        {"aggregate": means, "groupby": ["row", "order", "layer", "phase", "activity"]},
+    ]
+    spec["encoding"] |= {"order": nominal("activity", sort="descending"), "detail": nominal("layer")}
+    return spec
+
+
+def breakdown(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """What each step's time was spent on, a stacked bar a rank and step whose parts add up to the step.
+
+    Columns: row, order, rank, activity, place (of the activity in the stack), ms, share (of the step, 0 to
+    1).
+    """
+    tooltip = [
+        nominal("row", title="step"),
+        nominal("activity", title="part"),
+        quantitative("ms", title="ms", format=",.3f"),
+        quantitative("share", title="of the step", format=".1%"),
+    ]
+    colour = vl.coloured("activity", style.ACTIVITY, frame["activity"])
+    return _stacked(frame, "row", colour, "ms", tooltip, top=top, picks="rank")
+
+
+def exposure(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """Exposed communication by its cause, stacked by kind of collective, a mean over steps and ranks.
+
+    Columns: cause, order, kind, place (of the kind), ms, advice.
+    """
+    tooltip = [
+        nominal("cause"),
+        nominal("kind"),
+        quantitative("ms", title="exposed ms a step", format=",.3f"),
+        nominal("advice", title="what would help"),
+    ]
+    colour = vl.coloured("kind", style.KINDS, frame["kind"])
+    return _stacked(frame, "cause", colour, "exposed ms a step", tooltip, top=top)
+
+
+def waiting(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """What each rank's matched collectives were: transfer, or waiting for a later rank; a mean over steps.
+
+    Columns: row, order, rank, part ("transfer" or "waiting"), place (of the part), ms.
+    """
+    tooltip = [nominal("row"), nominal("part"), quantitative("ms", title="ms a step", format=",.3f")]
+    colour = vl.coloured("part", style.WAITING, frame["part"])
+    title = "ms a step, summed over collectives"
+    return _stacked(frame, "row", colour, title, tooltip, top=top, picks="rank")
+
+
+def comparison(frame: pl.DataFrame) -> Spec:
+    """The mean step of each run, as a stacked bar a run. Columns: run, order, activity, place, ms, share."""
+    tooltip = [
+        nominal("run"),
+        nominal("activity", title="part"),
+        quantitative("ms", title="ms a step", format=",.3f"),
+        quantitative("share", title="of the step", format=".1%"),
+    ]
+    colour = vl.coloured("activity", style.ACTIVITY, frame["activity"])
+    spec = _stacked(frame, "run", colour, "ms a step", tooltip)
+    return spec | {"mark": vl.bar(0.72), "height": 40 * max(frame["run"].n_unique(), 1)}
+
+
+def memory(frame: pl.DataFrame, top: float | None = None, level_mib: float | None = None) -> Spec:
+    """Allocated memory over time as steps, a line a rank, with the peaks marked, above the model states (`level_mib`).
+
+    Columns: rank, series (its name), t_ms, mib.
+    """
+    names = frame["series"].unique(maintain_order=True).to_list()
+    peaks = _peaks(frame)
+    x = quantitative("t_ms", title="ms since the first step began")
+    line = {
+        "name": "curves",
+        "data": vl.csv(frame),
+        "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6},
+        "encoding": {
+            "x": x,
+            "y": quantitative("mib", title="allocated MiB", **vl.with_room(frame["mib"], top)),
+            "color": vl.series(names, legend={"symbolType": "stroke"}),
+            "opacity": vl.faint("rank"),
+            "tooltip": [
+                nominal("series", title="rank"),
+                quantitative("t_ms", title="ms", format=",.3f"),
+                quantitative("mib", title="MiB", format=",.2f"),
+            ],
+        },
+    }
+    dots = {
+        "data": vl.rows(peaks),
+        "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+        "encoding": {"x": x, "y": quantitative("mib"), "color": vl.series(names), "opacity": vl.faint("rank")},
+    }
+    # The highest of the peaks is named; names of all of them would lie on one another.
+    label = {
+        "data": vl.rows(peaks.head(1)),
+        "mark": {"type": "text", "align": "center", "dy": -12, "fontWeight": 600},
+        "encoding": {"x": x, "y": quantitative("mib"), "text": nominal("label")},
+    }
+    layers = [line, dots, label, *_level(level_mib)]
+    follows = [{**vl.follow(field), "views": ["curves"]} for field in ("rank", "layer")]
+    return vl.sized({"layer": layers, "params": follows}, height=220)
+
+
+def peak(frame: pl.DataFrame) -> Spec:
+    """What memory held at its peak, a bar a category and rank.
+
+    Columns: category, order, rank, series, mib.
+    """
+    names = frame["series"].unique(maintain_order=True).to_list()
+    encoding = {
+        "y": vl.in_order("category"),
+        "yOffset": nominal("series", sort=names),
+        "x": quantitative("mib", title="MiB at the peak"),
+        "color": vl.series(names, legend=None),
+        "opacity": vl.faint("rank"),
+        "tooltip": [
+            nominal("series", title="rank"),
+            nominal("category"),
+            quantitative("mib", title="MiB", format=",.2f"),
+        ],
+    }
+    spec = {
+        "data": vl.rows(frame),
+        "mark": {"type": "bar", "cursor": "pointer"},
+        "encoding": encoding,
+        "params": [vl.pick("rank"), vl.follow("layer")],
+    }
+    return vl.sized(spec, height=max(26, 12 * len(names)) * frame["category"].n_unique())
+
+
+def _stacked(
+    frame: pl.DataFrame,
+    row: str,
+    colour: Spec,
+    title: str,
+    tooltip: list[Spec],
+    *,
+    top: float | None = None,
+    picks: str | None = None,
+) -> Spec:
+    """A bar of ms a `row`, stacked by colour in the order of `place`; a click picks its layer or rank (`picks`)."""
+    encoding: Spec = {
+        "y": vl.in_order(row),
+        "x": quantitative("ms", title=title, stack="zero", **vl.up_to(top)),
+        "color": colour,
+        "order": quantitative("place"),
+        "tooltip": tooltip,
+    }
+    spec: Spec = {"data": vl.rows(frame), "mark": vl.bar(0.76), "encoding": encoding}
+    if picks:
+        encoding["opacity"] = vl.faint(picks)
+        spec["mark"]["cursor"] = "pointer"
+        spec["params"] = [vl.pick(picks), vl.follow("layer" if picks == "rank" else "rank")]
+    return vl.sized(spec, height=BAR_STEP * frame[row].n_unique())
+
+
+def _peaks(frame: pl.DataFrame) -> pl.DataFrame:
+    """The first highest point of each curve, the highest curve first, with a label."""
+    return (
+        frame.filter(pl.col("mib") == pl.col("mib").max().over("series"))
+        .unique("series", keep="first", maintain_order=True)
+        .sort("mib", descending=True, maintain_order=True)
+        .with_columns(label=pl.col("mib").map_elements("peak {:,.4g} MiB".format, pl.String))
+    )
+
+
+def _level(mib: float | None) -> list[Spec]:
+    """The dashed line of the model states, the least that must be held, with its name; nothing for unknown."""
+    if mib is None:
+        return []
+    data = {"values": [{"mib": mib, "label": f"model states {mib:,.1f} MiB"}]}
+    where = {"x": {"value": "width"}, "y": quantitative("mib"), "text": nominal("label")}
+    below: Any = {"type": "text", "align": "right", "dy": 12}
+    return [
+        {
+            "data": data,
+            "mark": {"type": "rule", "strokeDash": [6, 4], "color": style.QUIET},
+            "encoding": {"y": quantitative("mib")},
+        },
+        # The same words in white and wider beneath, so that they can be read over the curve.
+        {"data": data, "mark": {**below, "stroke": "white", "strokeWidth": 4}, "encoding": where},
+        {"data": data, "mark": {**below, "color": style.QUIET}, "encoding": where},
+    ]
