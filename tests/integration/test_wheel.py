@@ -5,6 +5,7 @@ The environment sees the dependencies that are installed here, but not the check
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,9 +15,11 @@ import sys
 import sysconfig
 import urllib.request
 import venv
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytest.importorskip("torch", reason="torch is not installed: demo and record train with it")
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: demo trains with it")
@@ -27,6 +30,22 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("tracekit", "runners", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 USERS_OWN = ("analysis", "runners", "traces", "tests", "strategies", "models", "data", "options")
 TIMEOUT_S = 240
+# Records three steps, and prints what is there beside torch, what torch needs, and the standard library.
+RECORDING = """
+import json
+from importlib.util import find_spec
+import torch
+from tracekit.record import Recorder
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Recorder("out/image", model, strategy="ddp", optimizer=optimizer) as recorder:
+    for _ in range(8):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        recorder.step()
+names = ("tracekit", "polars", "msgspec", "numpy", "typer", "rich", "pandas", "isal", "altair", "deepspeed")
+print(json.dumps([name for name in names if find_spec(name)]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +66,23 @@ def wheel(tmp_path_factory):
 def python(wheel, tmp_path_factory):
     """The interpreter of an environment with the wheel, and with the dependencies of this one."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False)
-    interpreter = folder / "bin" / "python"
+    interpreter, site = environment(folder, wheel)
     # Unlike a site folder, a folder on the path has none of its own .pth files read: no editable install is found.
-    (site,) = folder.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip("--python", str(interpreter), "install", str(wheel))
     (folder / "bin" / "torchrun").write_text(f'#!/bin/sh\nexec {interpreter} -m torch.distributed.run "$@"\n')
     (folder / "bin" / "torchrun").chmod(0o755)
+    return interpreter
+
+
+@pytest.fixture(scope="module")
+def image(wheel, tmp_path_factory):
+    """The interpreter of an environment as bare as a training image: the wheel, torch, and what torch requires."""
+    interpreter, site = environment(tmp_path_factory.mktemp("image"), wheel)
+    for name in ("torch", *required_by("torch")):
+        for top in {file.parts[0] for file in metadata.files(name)} - {"..", "__pycache__"}:
+            there = site / top
+            if not there.exists():
+                there.symlink_to(Path(sysconfig.get_path("purelib")) / top)
     return interpreter
 
 
@@ -83,6 +111,27 @@ def run(python, folder):
         return done.stdout
 
     return call
+
+
+def environment(folder, wheel):
+    """The interpreter and the site folder of a new environment with nothing in it but the wheel."""
+    venv.create(folder, with_pip=False)
+    interpreter = folder / "bin" / "python"
+    pip("--python", str(interpreter), "install", str(wheel))
+    (site,) = folder.glob("lib/python*/site-packages")
+    return interpreter, site
+
+
+def required_by(name):
+    """The names of all that is installed here because the distribution needs it, extras left aside."""
+    wanted, found = [name], set()
+    while wanted:
+        for line in metadata.requires(wanted.pop()) or []:
+            needed = Requirement(line)
+            if (needed.marker is None or needed.marker.evaluate({"extra": ""})) and needed.name not in found:
+                found.add(needed.name)
+                wanted.append(needed.name)
+    return found
 
 
 def pip(*args):
@@ -140,3 +189,21 @@ def test_view(python, folder):
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(TIMEOUT_S) in {0, 130}
+
+
+def test_in_a_training_image_the_recorder_needs_torch_alone(image, folder):
+    found = subprocess.run(
+        [image, "-c", RECORDING], cwd=folder, env=surroundings(image), capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout.splitlines()[-1]) == ["tracekit"]
+    assert (folder / "out" / "image" / "rank0.json.gz").is_file()
+
+
+def test_in_a_training_image_the_runners_need_torch_alone(image, folder):
+    command = ["-c", "from tracekit.training import run; run('ddp', 'out/bare', num_ranks=2, args=['--model', 'nano'])"]
+    done = subprocess.run(
+        [image, *command], cwd=folder, env=surroundings(image), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (folder / "out" / "bare").glob("rank*.json.gz")} == {"rank0.json.gz", "rank1.json.gz"}
