@@ -33,19 +33,21 @@ from runners.models import Decoder, initialize
 from runners.strategies.base import DTYPES, Setup, Strategy, checkpoint_blocks, freeze
 from tracekit.record import Recorder, RecordError, Schedule
 from tracekit.reference_models import SIZES, Size, size_of
+from tracekit.strategies import find, with_runner
 from tracekit.training import ERROR_PREFIX
 
 # Above this many parameters no rank makes the model whole if it can be helped.
 MAX_WHOLE_NUMEL = 2_000_000_000
 
 
-def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
-    """The options of every run, and those of `strategy`."""
+def make_parser(name: str | None) -> argparse.ArgumentParser:
+    """The options of every run, and those of the strategy of that name."""
+    about = find(name) if name is not None else None
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--strategy", choices=list(strategies.MODULES), required=True)
+    add("--strategy", choices=with_runner(), required=True)
     add("--model", choices=list(SIZES), default="tiny", help="size of the decoder")
     add("--layers", type=int, default=None, help="number of blocks, in place of the size's own")
     add(
@@ -59,29 +61,28 @@ def make_parser(strategy: type[Strategy] | None) -> argparse.ArgumentParser:
     add("--micro-batches", type=int, default=1, help="micro-batches a step (gradient accumulation)")
     add("--learning-rate", type=float, default=1e-3)
     add("--seed", type=int, default=0)
-    add("--param-dtype", choices=list(DTYPES), default=strategy and strategy.param_dtype, help="dtype to compute in")
-    add("--reduce-dtype", choices=list(DTYPES), default=strategy and strategy.reduce_dtype, help="dtype of reductions")
+    add("--param-dtype", choices=list(DTYPES), default=about and about.param_dtype, help="dtype to compute in")
+    add("--reduce-dtype", choices=list(DTYPES), default=about and about.reduce_dtype, help="dtype of reductions")
     add("--backend", choices=["nccl", "gloo"], default=None, help="NCCL where there are GPUs, else gloo, if not given")
     add("--wait", type=int, default=3, help="steps before the profiler is switched on")
     add("--warmup", type=int, default=1, help="steps with the profiler on and its events dropped")
     add("--active", type=int, default=3, help="steps recorded")
     add("--repeat", type=int, default=1, help="how often wait, warm up and record")
-    if strategy is not None:
-        options.add(parser, strategy)
+    if name is not None:
+        options.add(parser, strategies.load(name))
     return parser
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, type[Strategy]]:
     """The options and the strategy's class; options that the strategy does not have are refused."""
     finder = argparse.ArgumentParser(add_help=False)
-    finder.add_argument("--strategy", choices=list(strategies.MODULES))
+    finder.add_argument("--strategy", choices=with_runner())
     name = finder.parse_known_args(argv)[0].strategy
     if name is None:
         # Without a strategy the parser helps or complains, and leaves.
         make_parser(None).parse_args(argv)
         sys.exit(2)
-    strategy = strategies.load(name)
-    parser = make_parser(strategy)
+    strategy, parser = strategies.load(name), make_parser(name)
     args, left = parser.parse_known_args(argv)
     if left:
         parser.error(options.refusal(left, name, strategy))

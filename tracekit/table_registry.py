@@ -7,14 +7,14 @@ cost nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import UsageError
+from tracekit.text import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     import polars as pl
 
@@ -135,11 +135,3 @@ def find(name: str) -> Table:
     if found is None:
         raise UsageError(f"there is no table {name!r}: {suggestion(name, names())}")
     return found
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`did you mean X? There are A, B, C`, or the list alone where nothing is near."""
-    known = list(known)
-    near = get_close_matches(name, known, n=1)
-    listed = f"there are {', '.join(known)}"
-    return f"did you mean {near[0]}? ({listed})" if near else listed

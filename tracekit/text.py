@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _LONGEST_NAME = 60
 # Paths and sentences may be longer, but not without end.
 _LONGEST_LINE = 4_000
@@ -15,6 +20,16 @@ def plain(text: str) -> str:
 def plain_line(text: str) -> str:
     """The same for a path or a sentence, whose names may have been cut already: one line of any sensible length."""
     return _printable(text, _LONGEST_LINE)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`did you mean X? (there are A, B, C)`, or the list alone where nothing is near."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(name, names, n=1)
+    listed = f"there are {', '.join(names)}"
+    return f"did you mean {near[0]}? ({listed})" if near else listed
 
 
 def _printable(text: str, longest: int) -> str:

@@ -9,23 +9,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-STAGES = (0, 1, 2, 3)
+from tracekit.strategies import STRATEGIES
 
-# What each strategy claims to be. What it really sends is the plan's business (tracekit.plan), not the theory's.
-STRATEGY_STAGES = {
-    "ddp": 0,
-    "zero1": 1,
-    "zero1-deepspeed": 1,
-    "zero2": 2,
-    "zero2-fsdp1": 2,
-    "zero2-fsdp2": 2,
-    "zero3-deepspeed": 3,
-    "fsdp1": 3,
-    "fsdp2": 3,
-    "hsdp": 3,
-    "fsdp2-tp": 3,
-    "fsdp2-graph": 3,
-}
+STAGES = (0, 1, 2, 3)
 
 _STAGE_PASSES = {
     0: {"all_reduce": 2},
@@ -118,5 +104,9 @@ def wire_elements(num_params: int, dp: int, stage: int) -> Fraction:
 
 
 def strategy_stage(strategy: str) -> int | None:
-    """The stage that a strategy's name claims; None for a name that claims none."""
-    return STRATEGY_STAGES.get(strategy)
+    """The stage that a strategy's name claims; None for a name that claims none.
+
+    What it really sends is the business of its plan (tracekit.plan).
+    """
+    known = STRATEGIES.get(strategy)
+    return known.stage if known is not None else None

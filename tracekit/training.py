@@ -84,6 +84,30 @@ def run(
     return Path(out)
 
 
+def options(strategy: str) -> str:
+    """The help of the training program for a strategy. Raises LaunchError where the program fails."""
+    return started(TRAIN, ["--strategy", strategy, "--help"])
+
+
+def started(program: Path, args: Sequence[str]) -> str:
+    """What a program of the runners' folder prints, run in a process of its own without torchrun.
+
+    Raises LaunchError, with its reason from stderr, when it fails.
+    """
+    done = subprocess.run(
+        [sys.executable, str(program), *args],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment(),
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        raise LaunchError(f"{program.name} failed: {reason(lines, done.returncode)}", lines[-KEPT_LINES:])
+    return done.stdout.rstrip()
+
+
 def command(program: Sequence[str], num_ranks: int) -> list[str]:
     """The torchrun of one machine, on a free port of its own choice."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]

@@ -18,6 +18,8 @@ from torch.nn import functional
 from runners.models import Decoder
 from runners.options import EVERYWHERE
 from tracekit.record import RecordError, phase
+from tracekit.reference_models import Size
+from tracekit.strategies import find
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,6 +32,10 @@ class Setup:
     device: torch.device
     rank: int
     world_size: int
+
+    def defaults(self, size: Size) -> dict[str, Any]:
+        """The options that follow from the size of the model, as the registry of strategies has them."""
+        return find(self.args.strategy).defaults(size)
 
 
 class Strategy(ABC):
@@ -44,9 +50,6 @@ class Strategy(ABC):
     refuses: ClassVar[Mapping[str, str]] = {}
     # Whether `wrap` takes a model on the meta device and fills it after sharding; if not, every rank makes it whole.
     from_meta: ClassVar[bool] = False
-    # What --param-dtype and --reduce-dtype are unless given; null leaves it to the framework.
-    param_dtype: ClassVar[str | None] = "bfloat16"
-    reduce_dtype: ClassVar[str | None] = "float32"
 
     model: torch.nn.Module
     optimizer: Any

@@ -19,8 +19,6 @@ from tracekit.record import Precision, phase
 
 HOOKS = {"bfloat16": default_hooks.bf16_compress_hook, "float16": default_hooks.fp16_compress_hook}
 MIB = 1 << 20
-# torch's own bucket would hold a small model whole: one reduction, after backward, nothing hidden.
-BUCKETS_A_MODEL, MAX_BUCKET_MB = 4, 25.0
 
 
 class DDP(Strategy):
@@ -38,8 +36,7 @@ class DDP(Strategy):
         args = self.setup.args
         self.compiler = Compiler(args, self.setup.device)
         self.compiler.compile_blocks(model)
-        quarter = model.size.num_params() * 4 / BUCKETS_A_MODEL / MIB
-        self.bucket_mb: float = args.bucket_mb or min(quarter, MAX_BUCKET_MB)
+        self.bucket_mb: float = args.bucket_mb or self.setup.defaults(model.size)["bucket_mb"]
         if self.compiler.scope is not None:
             # The compiler wants torch's first bucket, of 1 MiB, to be no larger than the others.
             distributed: Any = torch.distributed

@@ -19,8 +19,6 @@ from tracekit.record import Precision, RecordError, phase
 
 # DeepSpeed's names of dtypes.
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# DeepSpeed's own bucket of 5e8 elements would hold a small model whole: one reduction, after backward, nothing hidden.
-BUCKETS_A_MODEL, MAX_BUCKET_NUMEL = 4, 500_000_000
 
 
 class DeepSpeed(Strategy):
@@ -32,7 +30,6 @@ class DeepSpeed(Strategy):
         "sync-every-micro-batch": "the engine reduces once a step in stage 1, every micro-batch in stages 2 and 3",
         "compile": "the runner has no compiled DeepSpeed",
     }
-    reduce_dtype = None
     stage: ClassVar[int]
 
     def wrap(self, model: Decoder) -> torch.nn.Module:
@@ -53,9 +50,8 @@ class DeepSpeed(Strategy):
         args = self.setup.args
         if args.param_dtype == "float16":
             raise RecordError(f"{args.strategy} computes in bfloat16 or float32 here; give one as --param-dtype")
-        quarter = self.decoder.size.num_params() // BUCKETS_A_MODEL
-        bucket = args.bucket_numel or min(quarter, MAX_BUCKET_NUMEL)
-        self.zero = {"stage": self.stage, "overlap_comm": True, "reduce_bucket_size": bucket} | self.settings(bucket)
+        given = {} if args.bucket_numel is None else {"reduce_bucket_size": args.bucket_numel}
+        self.zero = {"stage": self.stage} | self.setup.defaults(self.decoder.size) | given | self.settings()
         config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": args.batch_size,
             "gradient_accumulation_steps": args.micro_batches,
@@ -72,8 +68,8 @@ class DeepSpeed(Strategy):
         return config
 
     @abstractmethod
-    def settings(self, bucket: int) -> dict[str, Any]:
-        """The stage's part of `zero_optimization`; `bucket` is the number of elements of a bucket."""
+    def settings(self) -> dict[str, Any]:
+        """What the stage's own options set in `zero_optimization`, in place of the defaults."""
 
     def step(self, micro_batches: Sequence[Tensor]) -> Tensor:
         """The engine counts micro-batches itself: its `step` does nothing before the last one."""

@@ -22,14 +22,12 @@ class Zero2(DeepSpeed):
     takes = DeepSpeed.takes | {"grad-path"}
     stage = 2
 
-    def settings(self, bucket: int) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """The gradient path and the size of an all-gather."""
-        scatter, multi_rank = PATHS[getattr(self.setup.args, "grad_path", "bucket-all-reduce")]
-        return {
-            "allgather_bucket_size": bucket,
-            "reduce_scatter": scatter,
-            "use_multi_rank_bucket_allreduce": multi_rank,
-        }
+        args = self.setup.args
+        scatter, multi_rank = PATHS[getattr(args, "grad_path", "bucket-all-reduce")]
+        gathered = {} if args.bucket_numel is None else {"allgather_bucket_size": args.bucket_numel}
+        return gathered | {"reduce_scatter": scatter, "use_multi_rank_bucket_allreduce": multi_rank}
 
     def decided(self) -> dict[str, Any]:
         """Which path the engine took in the end, and the padding of its flat groups."""

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from runners.strategies.deepspeed_engine import DeepSpeed
 
-# DeepSpeed's own thresholds; a small model lies below them as a whole, and would never be freed: what is used again
-# within so many elements stays gathered, and so does what a prefetch passes over on its way into the backward.
-PREFETCH_NUMEL, PERSISTENCE_NUMEL, MAX_REUSE_NUMEL = 50_000_000, 100_000, 1_000_000_000
+# Options of the runner by DeepSpeed's names.
+LIMITS = {
+    "stage3_prefetch_bucket_size": "prefetch_numel",
+    "stage3_param_persistence_threshold": "persistence_numel",
+    "stage3_max_reuse_distance": "max_reuse_numel",
+}
 
 
 class Zero3DeepSpeed(DeepSpeed):
@@ -19,24 +22,10 @@ class Zero3DeepSpeed(DeepSpeed):
     takes = DeepSpeed.takes | {"prefetch-numel", "persistence-numel", "max-reuse-numel"}
     stage = 3
 
-    def settings(self, bucket: int) -> dict[str, Any]:
-        """How much is gathered ahead and what stays gathered."""
-        del bucket  # gathers and reductions have settings of their own
-        args, size = self.setup.args, self.decoder.size
-        persistence, reuse = args.persistence_numel, args.max_reuse_numel
-        big = size.num_params() > MAX_REUSE_NUMEL
-        if persistence is None:
-            persistence = min(PERSISTENCE_NUMEL, size.dim + 1)
-        if reuse is None:
-            reuse = MAX_REUSE_NUMEL if big else 0
-        prefetch = args.prefetch_numel
-        if prefetch is None:
-            prefetch = PREFETCH_NUMEL if big else 0
-        return {
-            "stage3_prefetch_bucket_size": prefetch,
-            "stage3_param_persistence_threshold": persistence,
-            "stage3_max_reuse_distance": reuse,
-        }
+    def settings(self) -> dict[str, Any]:
+        """How much is gathered ahead and what stays gathered, where an option says so."""
+        given = {name: getattr(self.setup.args, option) for name, option in LIMITS.items()}
+        return {name: value for name, value in given.items() if value is not None}
 
     def decided(self) -> dict[str, Any]:
         """Whether gradients are reduce-scattered."""

@@ -15,8 +15,9 @@ from recorded_runs import FOUR_RANKS
 import tracekit
 from tracekit.analyzers.expectation import expectation
 from tracekit.analyzers.ledger import ledger
-from tracekit.plan import STRATEGIES, memory, plan
+from tracekit.plan import memory, plan
 from tracekit.plan.schema import PLACES
+from tracekit.strategies import STRATEGIES
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,8 @@ import threading
 import pytest
 from recorded_runs import FOUR_RANKS, read
 
-from runners.strategies import MODULES
 from tracekit import training as launch
+from tracekit.strategies import with_runner
 
 pytestmark = pytest.mark.integration
 
@@ -65,7 +65,7 @@ def totals(run, rank=0):
     return found
 
 
-@pytest.mark.parametrize("strategy", MODULES)
+@pytest.mark.parametrize("strategy", with_runner())
 def test_a_strategy_trains_and_records(recorded, strategy):
     run = recorded(strategy)
     ranks = 4 if strategy in FOUR_RANKS else 2
@@ -103,7 +103,7 @@ def test_a_strategy_trains_and_records(recorded, strategy):
     assert read(run.path / "rank1.json.gz")["distributedInfo"]["rank"] == 1
 
 
-@pytest.mark.parametrize("strategy", MODULES)
+@pytest.mark.parametrize("strategy", with_runner())
 def test_a_step_sends_what_the_strategy_says(recorded, strategy):
     run = recorded(strategy)
     first, second = run.calls(rank=1)
@@ -111,7 +111,7 @@ def test_a_step_sends_what_the_strategy_says(recorded, strategy):
     assert totals(run, rank=1) == SENT[strategy]
 
 
-@pytest.mark.parametrize("strategy", MODULES)
+@pytest.mark.parametrize("strategy", with_runner())
 def test_layers_and_phases_have_names_in_the_trace(recorded, strategy):
     names = recorded(strategy).annotations()
     engine = strategy in DEEPSPEED

@@ -68,8 +68,9 @@ def serve():
 def loaded():
     """The runners' main module, with all that a strategy may need in memory; nothing here may start a thread."""
     from runners import strategies, train
+    from tracekit.strategies import with_runner
 
-    for name in strategies.MODULES:
+    for name in with_runner():
         strategies.load(name)
     for name in ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed"):
         with suppress(ImportError):

@@ -5,7 +5,8 @@ from fakes import SMALL, manifest_of, parameter
 from msgspec.structs import replace
 
 from tracekit.manifest import Buffer, Precision
-from tracekit.plan import MEMORY_SCHEMA, STRATEGIES, memory
+from tracekit.plan import MEMORY_SCHEMA, memory
+from tracekit.strategies import STRATEGIES
 
 BF16 = Precision("bfloat16", None)
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tracekit.manifest import Axis, Buffer, Precision, Unit
-from tracekit.plan import STRATEGIES, plan, terms, terms_by_place
+from tracekit.plan import plan, terms, terms_by_place
 from tracekit.plan.stage3_fetching import Limits, fetches, visits
+from tracekit.strategies import STRATEGIES
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 REPLICAS = [Axis("dp_replicate", 2)]

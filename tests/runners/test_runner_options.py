@@ -16,6 +16,7 @@ from runners.strategies.base import checkpoint_blocks, freeze, trainable
 from tracekit import training as launch
 from tracekit.record import RecordError, describe
 from tracekit.reference_models import SIZES
+from tracekit.strategies import with_runner
 
 
 @pytest.mark.parametrize(("text", "value"), [("default", None), ("true", True), ("false", False), ("2", 2)])
@@ -51,7 +52,7 @@ def test_values_that_make_no_sense(take, text):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's ZeroRedundancyOptimizer uses it
-@pytest.mark.parametrize("name", strategies.MODULES)
+@pytest.mark.parametrize("name", with_runner())
 def test_every_strategy_takes_options_that_exist(name):
     strategy = strategies.load(name)
     assert strategy.takes <= options.OPTIONS.keys()

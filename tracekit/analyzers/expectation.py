@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from tracekit.collective_kinds import PASSES
-from tracekit.errors import InputError, UsageError
-from tracekit.plan import PLAN_SCHEMA, STRATEGIES, TERMS_SCHEMA, plan, terms_by_place
+from tracekit.errors import InputError
+from tracekit.plan import PLAN_SCHEMA, TERMS_SCHEMA, plan, terms_by_place
+from tracekit.strategies import STRATEGIES, find
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def expectation(
     Raises:
         InputError: the plan's file cannot be read. UsageError: the strategy is unknown.
     """
-    if strategy is not None and strategy_stage(strategy) is None:
-        raise UsageError(f"--strategy {strategy} is unknown: choose from {', '.join(STRATEGIES)}")
+    if strategy is not None:
+        find(strategy)
     if planned is not None:
         return _of_plan(read_plan(planned), run, strategy, params if isinstance(params, int) else None)
     manifest = run.manifest if params is None or isinstance(params, int) else params

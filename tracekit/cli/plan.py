@@ -12,6 +12,7 @@ import typer
 from tracekit.cli.options import ForceOption, Format, FormatOption, OutputOption, pick_format
 from tracekit.errors import UsageError
 from tracekit.extras import require
+from tracekit.strategies import find
 
 if TYPE_CHECKING:
     import polars as pl
@@ -130,10 +131,9 @@ def _manifest(
     """
     from tracekit.dtypes import ITEM_SIZES
     from tracekit.manifest import Precision
-    from tracekit.plan import STRATEGIES, build
+    from tracekit.plan import build
 
-    if strategy not in STRATEGIES:
-        raise UsageError(f"--strategy {strategy} is unknown: choose from {', '.join(STRATEGIES)}")
+    find(strategy)
     for name, value in (("--param-dtype", param_dtype), ("--reduce-dtype", reduce_dtype)):
         if value is not None and value not in ITEM_SIZES:
             raise UsageError(f"{name} {value} is unknown: choose from {', '.join(ITEM_SIZES)}")

@@ -10,8 +10,9 @@ import typer
 from tracekit.cli.console import say_now
 from tracekit.errors import TracekitError, UsageError
 from tracekit.extras import require
-from tracekit.table_registry import suggestion
-from tracekit.text import plain_line
+from tracekit.reference_models import SIZES
+from tracekit.strategies import find, with_runner
+from tracekit.text import plain_line, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,12 +44,12 @@ def command(
     strategy: Annotated[
         str,
         typer.Option(
-            help="How to shard: ddp, zero1, zero2, fsdp1, fsdp2, hsdp, … (files of runners/strategies).",
+            help=f"How to shard: {', '.join(with_runner())}.",
             show_default=False,
         ),
     ],
     nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine.")] = 2,
-    model: Annotated[str, typer.Option(help="Size of the decoder: nano, odd, tiny, small, 1b, 7b, 70b.")] = "tiny",
+    model: Annotated[str, typer.Option(help=f"Size of the decoder: {', '.join(SIZES)}.")] = "tiny",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="Default: traces/STRATEGY-MODEL-NPROC.", show_default=False),
@@ -60,11 +61,27 @@ def command(
 ) -> None:
     """Runs the training program and says where its run is; `_HELP` is what a user reads."""
     if list_options:
-        print(program_options(strategy))
+        _list_options(strategy)
         return
     folder = out or Path("traces") / f"{strategy}-{model}-{nproc}"
     record(strategy, folder, nproc=nproc, model=model, force=force, args=context.args, on_line=say_now)
     print(f"next: tracekit report {plain_line(str(folder))}")
+
+
+def _list_options(strategy: str) -> None:
+    """Prints the help of the training program for a strategy.
+
+    Raises:
+        UsageError: torch is missing, or there is no such strategy.
+        RecordingError: the program failed.
+    """
+    _require(strategy, "tiny")
+    from tracekit import training as launch
+
+    try:
+        print(launch.options(strategy))
+    except launch.LaunchError as error:
+        raise RecordingError(" ".join(str(error).split())) from error
 
 
 def record(
@@ -95,24 +112,12 @@ def record(
         raise RecordingError(" ".join(str(error).split())) from error
 
 
-def program_options(strategy: str) -> str:
-    """What the training program takes for a strategy: the help of its parser.
-
-    Raises:
-        UsageError: torch is missing, or there is no such strategy.
-    """
-    _require(strategy, "tiny")
-    from runners import strategies
-    from runners.train import make_parser
-
-    return make_parser(strategies.load(strategy)).format_help().rstrip()
-
-
 def _require(strategy: str, model: str) -> None:
+    """Raises UsageError without torch, for an unknown name, and for a strategy that nothing trains with."""
     require("record", "recording")
-    from runners.strategies import MODULES
-    from tracekit.reference_models import SIZES
-
-    for option, name, known in (("--strategy", strategy, MODULES), ("--model", model, SIZES)):
-        if name not in known:
-            raise UsageError(f"{option} {name} is unknown: {suggestion(name, list(known))}")
+    if find(strategy).runner is None:
+        raise UsageError(
+            f"--strategy {strategy} can be planned, but not recorded: {suggestion(strategy, with_runner())}"
+        )
+    if model not in SIZES:
+        raise UsageError(f"--model {model} is unknown: {suggestion(model, SIZES)}")

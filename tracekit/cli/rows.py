@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.errors import UsageError
-from tracekit.table_registry import suggestion
+from tracekit.text import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

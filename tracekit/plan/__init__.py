@@ -1,7 +1,8 @@
-"""What a strategy should send and hold: pure functions of a run's manifest, one short module a strategy.
+"""Expected collectives and memory of a strategy: pure functions of a run's manifest, one short file a strategy.
 
-A module of this package offers `collectives(manifest)`, the expected calls of one step in their order, and
-`absent(manifest)`, the parts of the lesson's closed form that those calls leave out.
+A file of `tracekit.plan.strategies` offers `collectives(manifest)`, the expected calls of one step in their order,
+`absent(manifest)`, the parts of the closed form that those calls leave out, and `memory(manifest, rank)`, the bytes
+that a rank holds. Which file plans which strategy is in the registry, `tracekit.strategies`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from tracekit.plan.planned_memory import MEMORY_SCHEMA, memory
 from tracekit.plan.schema import PLAN_SCHEMA, TERMS_SCHEMA, plan_frame
 from tracekit.plan.shares import terms_frame, totals
-from tracekit.plan.strategies import STRATEGIES
+from tracekit.plan.strategies import planner_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MEMORY_SCHEMA",
     "PLAN_SCHEMA",
-    "STRATEGIES",
     "TERMS_SCHEMA",
     "memory",
     "plan",
@@ -37,10 +37,10 @@ def plan(manifest: Manifest | None) -> pl.DataFrame:
     layer is meant; `payload_numel` is an all-gather's output and the others' input. Empty without a manifest
     or a plan.
     """
-    strategy = STRATEGIES.get(manifest.strategy) if manifest is not None else None
-    if manifest is None or strategy is None:
+    planner = planner_of(manifest)
+    if manifest is None or planner is None:
         return plan_frame([])
-    return plan_frame(strategy.collectives(manifest))
+    return plan_frame(planner.collectives(manifest))
 
 
 def terms_by_place(manifest: Manifest | None) -> pl.DataFrame:
@@ -48,10 +48,10 @@ def terms_by_place(manifest: Manifest | None) -> pl.DataFrame:
 
     `numel` counts elements times passes, `payload_bytes` payloads once. Empty without a manifest or a plan.
     """
-    strategy = STRATEGIES.get(manifest.strategy) if manifest is not None else None
-    if manifest is None or strategy is None:
+    planner = planner_of(manifest)
+    if manifest is None or planner is None:
         return terms_frame([], []).clear()
-    return terms_frame(strategy.collectives(manifest), strategy.absent(manifest))
+    return terms_frame(planner.collectives(manifest), planner.absent(manifest))
 
 
 def terms(manifest: Manifest | None) -> pl.DataFrame:

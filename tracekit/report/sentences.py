@@ -10,25 +10,11 @@ from tracekit.analyzers import ledger, memory, overlap, volume
 from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.layer_names import ends, is_root
 from tracekit.report.caveats import gaps
+from tracekit.strategies import title
 from tracekit.text import plain
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
-
-NAMES = {
-    "ddp": "DDP",
-    "zero1": "ZeRO-1",
-    "zero1-deepspeed": "DeepSpeed's stage 1",
-    "zero2": "DeepSpeed's stage 2",
-    "zero2-fsdp1": "FSDP1 with SHARD_GRAD_OP",
-    "zero2-fsdp2": "FSDP2 without resharding",
-    "zero3-deepspeed": "DeepSpeed's stage 3",
-    "fsdp1": "FSDP1",
-    "fsdp2": "FSDP2",
-    "hsdp": "HSDP",
-    "fsdp2-tp": "FSDP2 with tensor parallelism",
-    "fsdp2-graph": "FSDP2 in the compiled graph",
-}
 
 # Why a term of the ledger is there, as the end of "because ...".
 REASONS = {
@@ -250,7 +236,7 @@ def _overhead(run: Run) -> str | None:
 
 def _subject(run: Run) -> str:
     strategy = run.manifest.strategy if run.manifest else None
-    return "The run" if strategy is None else NAMES.get(strategy, plain(strategy))
+    return "The run" if strategy is None else plain(title(strategy))
 
 
 def _number(value: Any) -> float:

@@ -1,49 +1,51 @@
-"""Every strategy that has a plan, by its name."""
+"""Planners, a file each, imported by the registry's module name when a plan is asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
 
-from tracekit.plan.strategies import (
-    ddp,
-    fsdp1,
-    fsdp2,
-    fsdp2_graph,
-    fsdp2_tp,
-    hsdp,
-    zero1,
-    zero1_deepspeed,
-    zero2,
-    zero2_fsdp1,
-    zero2_fsdp2,
-    zero3_deepspeed,
-)
+from tracekit.errors import UsageError
+from tracekit.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from tracekit.manifest import Manifest
+    from tracekit.plan.holding import Holding
     from tracekit.plan.schema import Call, Term
 
 
-class Strategy(NamedTuple):
-    """The expected calls of a strategy, and what of the lesson's closed form they leave out."""
+class Planner(Protocol):
+    """What the file of a strategy offers; all three are pure functions of a manifest."""
 
-    collectives: Callable[[Manifest], list[Call]]
-    absent: Callable[[Manifest], Iterable[Term]]
+    def collectives(self, manifest: Manifest, /) -> list[Call]:
+        """Expected calls of one step, in the order of issue."""
+        ...
+
+    def absent(self, manifest: Manifest, /) -> Iterable[Term]:
+        """Parts of the closed form that those calls leave out, with negative sign."""
+        ...
+
+    def memory(self, manifest: Manifest, rank: int, /) -> Holding:
+        """Bytes that a rank holds."""
+        ...
 
 
-STRATEGIES = {
-    "ddp": Strategy(ddp.collectives, ddp.absent),
-    "zero1": Strategy(zero1.collectives, zero1.absent),
-    "zero1-deepspeed": Strategy(zero1_deepspeed.collectives, zero1_deepspeed.absent),
-    "zero2": Strategy(zero2.collectives, zero2.absent),
-    "zero3-deepspeed": Strategy(zero3_deepspeed.collectives, zero3_deepspeed.absent),
-    "zero2-fsdp1": Strategy(zero2_fsdp1.collectives, zero2_fsdp1.absent),
-    "fsdp1": Strategy(fsdp1.collectives, fsdp1.absent),
-    "fsdp2": Strategy(fsdp2.collectives, fsdp2.absent),
-    "zero2-fsdp2": Strategy(zero2_fsdp2.collectives, zero2_fsdp2.absent),
-    "hsdp": Strategy(hsdp.collectives, hsdp.absent),
-    "fsdp2-tp": Strategy(fsdp2_tp.collectives, fsdp2_tp.absent),
-    "fsdp2-graph": Strategy(fsdp2_graph.collectives, fsdp2_graph.absent),
-}
+def planner_of(manifest: Manifest | None) -> Planner | None:
+    """The planner of a manifest's strategy; None without a manifest, or for a name that is not registered.
+
+    Raises:
+        UsageError: the module that the registry names is missing or incomplete.
+    """
+    strategy = STRATEGIES.get(manifest.strategy) if manifest is not None else None
+    if strategy is None:
+        return None
+    try:
+        module = import_module(strategy.planner)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{strategy.name} has no plan: {strategy.planner} is not there ({error})") from None
+    missing = [part for part in ("collectives", "absent", "memory") if not hasattr(module, part)]
+    if missing:
+        raise UsageError(f"{strategy.name} has no plan: {strategy.planner} lacks {' and '.join(missing)}")
+    return cast("Planner", module)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_buckets import MIB, bucket_layer, gradients, until_reached
+from tracekit.plan.holding import Holding, adam_bytes, stored_bytes
 from tracekit.plan.inputs import (
     gather_size,
     main_axis,
@@ -26,11 +27,12 @@ from tracekit.plan.inputs import (
     reduce_dtype,
     synced_micro_batches,
     total,
+    trainable,
 )
-from tracekit.plan.schema import Call, Term
+from tracekit.plan.schema import Call, Term, item_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tracekit.manifest import Manifest, Parameter
 
@@ -88,6 +90,23 @@ def buckets(manifest: Manifest) -> list[list[Parameter]]:
     held = {parameter.name for bucket in first for parameter in bucket}
     rest = [parameter for parameter in ready if parameter.name not in held]
     return [*first, *until_reached(rest, int(BUCKET_MB * MIB))]
+
+
+def memory(manifest: Manifest, _rank: int) -> Holding:
+    """Bytes of a rank: everything is whole."""
+    return replicated(manifest, trainable(own_parameters(manifest)))
+
+
+def replicated(manifest: Manifest, state: Sequence[Parameter]) -> Holding:
+    """Bytes of whole parameters and gradients, with the optimizer's state of `state` alone.
+
+    The reducer keeps a flat copy of the gradients for its buckets, and one in the compressed type under a hook.
+    """
+    parameters, sent = own_parameters(manifest), trainable(own_parameters(manifest))
+    flat = stored_bytes(sent)
+    compressed = sum(parameter.numel * item_size(gradient_dtype(manifest, parameter)) for parameter in sent)
+    hooks = compressed if compressed != flat else 0
+    return Holding(stored_bytes(parameters), adam_bytes(state), 0, flat, 0, flat + hooks, flat)
 
 
 def _gradients(manifest: Manifest, micro_batch: int, *, first: bool, once: int) -> Iterator[Call]:

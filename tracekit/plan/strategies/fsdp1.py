@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
+from tracekit.plan.holding import MOMENTS, STEP_BYTES, Holding, most_unsharded
 from tracekit.plan.inputs import (
     SHARD,
     axis_size,
@@ -75,6 +76,26 @@ def absent(manifest: Manifest, *, keep_gathered: bool = False) -> Iterator[Term]
             yield Term(named.ROOT_KEPT, -numel, -size, *again)
         if not any(member.requires_grad for member in units[parameter.layer]):
             yield Term(named.FROZEN, -numel, -size, *reduced)
+
+
+def memory(manifest: Manifest, rank: int, *, keep_gathered: bool = False) -> Holding:
+    """Bytes of a rank: shards of flat parameters; the state covers what of each parameter lies in the rank's shard."""
+    units, ranks = unit_parameters(manifest, own_parameters(manifest)), axis_size(manifest)
+    flats = {name: flat_numel(manifest, owned) for name, owned in units.items()}
+    stored = sum(flats[name] // ranks * item_size(owned[0].dtype) for name, owned in units.items())
+    pieces = [
+        (numel, parameter)
+        for owned in units.values()
+        for numel, parameter in local_pieces(manifest, owned, rank % ranks)
+        if parameter.requires_grad
+    ]
+    state = sum(MOMENTS * numel * item_size(parameter.dtype) + STEP_BYTES for numel, parameter in pieces)
+    gathered = {name: flats[name] * gather_size(manifest, owned[0]) for name, owned in units.items()}
+    reduced = [flats[name] * item_size(reduce_dtype(manifest, owned[0])) for name, owned in units.items()]
+    whole = sum(reduced) if not option(manifest, "sync_every_micro_batch", default=True) else 0
+    unsharded = most_unsharded(gathered, list(units) if keep_gathered else [name for name in units if not name], 1)
+    peak = stored + whole + max(gathered.values(), default=0)
+    return Holding(stored, state, 0, peak, unsharded, max(reduced, default=0) * (ranks + 1) // ranks)
 
 
 def flat_numel(manifest: Manifest, parameters: list[Parameter]) -> int:

@@ -21,10 +21,12 @@ A unit whose output needs no gradient (all up to it is frozen) is assumed to be 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_norm import norm_calls
+from tracekit.plan.holding import MOMENTS, STEP_BYTES, Holding, adam_bytes, most_unsharded, shard_numel, stored_bytes
 from tracekit.plan.inputs import (
     REPLICATE,
     SHARD,
@@ -64,7 +66,7 @@ def collectives(
     again = regather_sizes(manifest, keep_gathered=keep_gathered)
     stays = not option(manifest, "reshard_after_backward", default=True)
     synced = synced_micro_batches(manifest)
-    depth = int(option(manifest, "backward_prefetch", default=0)) or 1
+    depth = _prefetch_depth(manifest)
     calls: list[Call] = []
     for micro_batch in range(manifest.micro_batches):
         for name, owned in units.items():
@@ -114,6 +116,33 @@ def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | No
             yield Term(named.FROZEN, -local_numel, -local_numel * size, *place)
 
 
+def memory(manifest: Manifest, rank: int, *, keep_gathered: bool = False, local: Local | None = None) -> Holding:
+    """Bytes of a rank: padded shards in the stored type; units whole in the compute type from gather to release."""
+    owned, ranks = managed(manifest), axis_size(manifest)
+    trained, ignored = trainable(owned), [p for p in own_parameters(manifest) if p not in owned]
+    shards = {p.name: shard_numel(_shape(p, local), ranks, rank % ranks) * item_size(p.dtype) for p in owned}
+    gradients = sum(shards[p.name] for p in trained)
+    stored = sum(padded_numel(_shape(p, local), ranks) // ranks * item_size(p.dtype) for p in owned)
+    state = MOMENTS * gradients + STEP_BYTES * len(trained) + adam_bytes(trainable(ignored))
+    units = unit_parameters(manifest, owned)
+    gathered = {
+        name: sum(padded_numel(_shape(p, local), ranks) * gather_size(manifest, p) for p in own)
+        for name, own in units.items()
+    }
+    reduced = [
+        sum(padded_numel(_shape(p, local), ranks) * item_size(reduce_dtype(manifest, p)) for p in trainable(own))
+        for own in units.values()
+    ]
+    whole = sum(reduced) if not option(manifest, "sync_every_micro_batch", default=True) else 0
+    largest = max(
+        (sum(_numel(p, local) * gather_size(manifest, p) for p in trainable(own)) for own in units.values()), default=0
+    )
+    kept = [name for name in units if name not in regather_sizes(manifest, keep_gathered=keep_gathered)]
+    unsharded = most_unsharded(gathered, kept, _prefetch_depth(manifest))
+    work = max(gathered.values(), default=0) + max(reduced, default=0) * (ranks + 1) // ranks
+    return Holding(stored + stored_bytes(ignored), state, 0, gradients + whole + largest, unsharded, work)
+
+
 def managed(manifest: Manifest) -> list[Parameter]:
     """Parameters that FSDP shards: all but the ignored ones."""
     ignored = set(option(manifest, "ignored_parameters", default=()))
@@ -136,10 +165,7 @@ def regather_sizes(manifest: Manifest, *, keep_gathered: bool = False) -> dict[s
 def padded_numel(shape: list[int], ranks: int) -> int:
     """Elements of a parameter once dim 0 is padded to a multiple of the group; a scalar is one element a rank."""
     rows, rest = (shape[0], shape[1:]) if shape else (1, [])
-    numel = -(-rows // ranks) * ranks
-    for size in rest:
-        numel *= size
-    return numel
+    return -(-rows // ranks) * ranks * math.prod(rest)
 
 
 def _backward(
@@ -209,9 +235,9 @@ def _shape(parameter: Parameter, local: Local | None) -> list[int]:
 
 
 def _numel(parameter: Parameter, local: Local | None) -> int:
-    if local is None:
-        return parameter.numel
-    numel = 1
-    for size in local(parameter):
-        numel *= size
-    return numel
+    return parameter.numel if local is None else math.prod(local(parameter))
+
+
+def _prefetch_depth(manifest: Manifest) -> int:
+    """Units gathered ahead in backward: torch's own is one."""
+    return int(option(manifest, "backward_prefetch", default=0)) or 1

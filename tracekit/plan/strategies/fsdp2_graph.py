@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_norm import norm_calls
-from tracekit.plan.inputs import SHARD, axis_size, gather_dtype, gather_size, own_parameters, reduce_dtype
-from tracekit.plan.schema import Call, Term
+from tracekit.plan.holding import MOMENTS, STEP_BYTES, Holding, shard_numel
+from tracekit.plan.inputs import SHARD, axis_size, gather_dtype, gather_size, own_parameters, reduce_dtype, trainable
+from tracekit.plan.schema import Call, Term, item_size
 from tracekit.plan.strategies.fsdp2 import padded_numel
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ def absent(manifest: Manifest) -> Iterator[Term]:
             yield Term(named.SINGLE, numel, size, *gather)
         if single or not parameter.requires_grad:
             yield Term(named.SINGLE if single else named.FROZEN, numel, size, *reduced)
+
+
+def memory(manifest: Manifest, rank: int) -> Holding:
+    """Bytes of a rank: padded shards; all gathered parameters live from forward to backward."""
+    parameters, ranks = own_parameters(manifest), axis_size(manifest)
+    padded = {p.name: padded_numel(p.shape, ranks) for p in parameters}
+    wanting = trainable(parameters)
+    stored = sum(padded[p.name] // ranks * item_size(p.dtype) for p in parameters)
+    trained = sum(shard_numel(p.shape, ranks, rank % ranks) * item_size(p.dtype) for p in wanting)
+    state = MOMENTS * trained + STEP_BYTES * len(wanting)
+    whole = sum(padded[p.name] * gather_size(manifest, p) for p in parameters)
+    work = max((padded[p.name] * item_size(reduce_dtype(manifest, p)) for p in parameters), default=0)
+    return Holding(stored, state, 0, trained, whole, work)
 
 
 def _call(manifest: Manifest, micro_batch: int, parameter: Parameter, first: bool, *, phase: str) -> Call:

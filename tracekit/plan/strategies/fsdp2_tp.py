@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracekit.manifest import Manifest, Parameter
+    from tracekit.plan.holding import Holding
     from tracekit.plan.schema import Term
 
 # How the runner splits a block, by the end of a weight's name.
@@ -50,6 +51,12 @@ def collectives(manifest: Manifest) -> list[Call]:
 def absent(manifest: Manifest) -> Iterator[Term]:
     """What the lesson's 3Ψ holds and these calls do not: the parts of other tp ranks, beside what FSDP2 leaves out."""
     return fsdp2.absent(manifest, local=lambda parameter: local_shape(manifest, parameter))
+
+
+def memory(manifest: Manifest, rank: int) -> Holding:
+    """Bytes of a rank: as FSDP2, of what tensor parallelism leaves to it."""
+    place = rank // axis_size(manifest, TENSOR)
+    return fsdp2.memory(manifest, place, local=lambda parameter: local_shape(manifest, parameter))
 
 
 def split_dim(parameter: Parameter) -> int | None:

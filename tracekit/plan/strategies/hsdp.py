@@ -6,6 +6,6 @@ data-parallel group only: its 3Ψ count what happens in `dp_shard`, and the all-
 
 from __future__ import annotations
 
-from tracekit.plan.strategies.fsdp2 import absent, collectives
+from tracekit.plan.strategies.fsdp2 import absent, collectives, memory
 
-__all__ = ["absent", "collectives"]
+__all__ = ["absent", "collectives", "memory"]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracekit.manifest import Manifest, Parameter
+    from tracekit.plan.holding import Holding
 
 
 def collectives(manifest: Manifest) -> list[Call]:
@@ -41,6 +42,11 @@ def absent(manifest: Manifest) -> Iterator[Term]:
             size = parameter.numel * gather_size(manifest, parameter)
             place = (None, "optimizer", "broadcast", axis, parameter.dtype)
             yield Term(named.FROZEN_UNSENT, -parameter.numel, -size, *place)
+
+
+def memory(manifest: Manifest, rank: int) -> Holding:
+    """Bytes of a rank: as DDP, but for the state, which is that of its own parameters."""
+    return ddp.replicated(manifest, owners(manifest)[rank % main_axis(manifest)[1]])
 
 
 def owners(manifest: Manifest) -> list[list[Parameter]]:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracekit.manifest import Manifest, Parameter
+    from tracekit.plan.holding import Holding
 
-__all__ = ["absent", "collectives"]
+__all__ = ["absent", "collectives", "memory"]
 
 _BUCKET_NUMEL = 500_000_000
 
@@ -34,6 +35,15 @@ def collectives(manifest: Manifest) -> list[Call]:
         gathers = (call for call in zero2.step_calls(manifest) if call.kind == "all_gather")
         return [*_whole_gradients(manifest), *gathers]
     return [*zero2.gradient_calls(manifest, manifest.micro_batches - 1, 0), *zero2.step_calls(manifest)]
+
+
+def memory(manifest: Manifest, _rank: int) -> Holding:
+    """Bytes of a rank: whole parameters, and whole gradients until they are reduced."""
+    size = item_size(zero2.model_dtype(manifest))
+    accumulated = option(manifest, "grad_accum_dtype", default=None) or zero2.model_dtype(manifest)
+    sums = item_size(accumulated) if manifest.micro_batches > 1 else 0
+    holds = zero2.whole_parameters(manifest, total(trainable(own_parameters(manifest))) * (size + sums))
+    return holds._replace(collective_buffers=0) if has_bf16_optimizer(manifest) else holds
 
 
 def has_bf16_optimizer(manifest: Manifest) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_buckets import before_overflow, bucket_layer, gradients
+from tracekit.plan.holding import DEEPSPEED_STATE_BYTES, STEP_BYTES, Holding
 from tracekit.plan.inputs import SHARD, axis_size, option, own_parameters, total, trainable
 from tracekit.plan.schema import Call, Term, item_size
 
@@ -62,6 +63,24 @@ def absent(manifest: Manifest) -> Iterator[Term]:
             yield Term(named.SINGLE_GATHER, -numel, -num_bytes, *gathered)
 
 
+def memory(manifest: Manifest, _rank: int) -> Holding:
+    """Bytes of a rank: whole parameters, and gradients of its partition."""
+    accumulated = item_size(option(manifest, "grad_accum_dtype", default=None) or model_dtype(manifest))
+    return whole_parameters(manifest, gathered_numel(manifest) // axis_size(manifest) * accumulated)
+
+
+def whole_parameters(manifest: Manifest, gradients: int) -> Holding:
+    """Bytes of stages 1 and 2, which hold `gradients` bytes of those: fp32 masters and moments of one partition."""
+    parameters, ranks = own_parameters(manifest), axis_size(manifest)
+    size, part = item_size(model_dtype(manifest)), gathered_numel(manifest) // ranks
+    state = DEEPSPEED_STATE_BYTES * part + STEP_BYTES
+    # Overlapping fills a second bucket while the first is reduced; contiguous gradients are DeepSpeed's default.
+    copies = 2 if option(manifest, "overlap_comm", default=True) else 1
+    # The trained parameters are laid out anew, in one padded piece.
+    stored = total(parameters) - total(trainable(parameters)) + gathered_numel(manifest)
+    return Holding(stored * size, state, 0, gradients, 0, copies * bucket_numel(manifest) * size)
+
+
 def gradient_calls(manifest: Manifest, micro_batch: int, repeat: int) -> Iterator[Call]:
     """The reductions of one backward; `repeat` is how many went before it in the step."""
     ranks, dtype, size = axis_size(manifest), gradient_dtype(manifest), item_size(model_dtype(manifest))
@@ -85,7 +104,7 @@ def step_calls(manifest: Manifest) -> Iterator[Call]:
 
 def buckets(manifest: Manifest) -> list[list[Parameter]]:
     """Gradients as they are sent together."""
-    return before_overflow(gradients(manifest), _limit(manifest))
+    return before_overflow(gradients(manifest), bucket_numel(manifest))
 
 
 def gathered_numel(manifest: Manifest) -> int:
@@ -105,13 +124,14 @@ def gradient_dtype(manifest: Manifest) -> str:
     return manifest.precision.reduce_dtype or model_dtype(manifest)
 
 
-def _limit(manifest: Manifest) -> int:
+def bucket_numel(manifest: Manifest) -> int:
+    """Elements that a bucket of gradients may have."""
     return int(option(manifest, "reduce_bucket_size", default=None) or REDUCE_BUCKET_SIZE)
 
 
 def _sends(manifest: Manifest, bucket: list[Parameter]) -> Iterator[tuple[str, int]]:
     """Kind and elements of the calls that one bucket becomes."""
-    numel, limit = total(bucket), _limit(manifest)
+    numel, limit = total(bucket), bucket_numel(manifest)
     if not option(manifest, "reduce_scatter", default=True):
         yield "all_reduce", numel
         return

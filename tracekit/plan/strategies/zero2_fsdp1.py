@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracekit.manifest import Manifest
+    from tracekit.plan.holding import Holding
     from tracekit.plan.schema import Call, Term
 
 
@@ -21,3 +22,8 @@ def collectives(manifest: Manifest) -> list[Call]:
 def absent(manifest: Manifest) -> Iterator[Term]:
     """What the lesson's 2Ψ holds and these calls do not."""
     return fsdp1.absent(manifest, keep_gathered=True)
+
+
+def memory(manifest: Manifest, rank: int) -> Holding:
+    """Bytes of a rank: as fsdp1, with every unit whole from forward to backward."""
+    return fsdp1.memory(manifest, rank, keep_gathered=True)

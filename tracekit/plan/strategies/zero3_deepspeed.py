@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_buckets import bucket_layer, gradients
+from tracekit.plan.holding import DEEPSPEED_STATE_BYTES, STEP_BYTES, Holding
 from tracekit.plan.inputs import SHARD, axis_size, option, own_parameters, total, trainable
 from tracekit.plan.schema import Call, Term, item_size
 from tracekit.plan.stage3_fetching import Limits, fetches, played, visits
@@ -61,6 +62,19 @@ def absent(manifest: Manifest) -> Iterator[Term]:
             reason = named.NO_GRADIENT if parameter.requires_grad else named.FROZEN
             place = (parameter.layer, "backward", "reduce_scatter", SHARD, zero2.gradient_dtype(manifest))
             yield Term(reason, -parameter.numel, -parameter.numel * size, *place)
+
+
+def memory(manifest: Manifest, _rank: int) -> Holding:
+    """Bytes of a rank: partitions of everything, small parameters whole beside them, gradients in a flat partition."""
+    parameters, ranks = own_parameters(manifest), axis_size(manifest)
+    size, accumulated = item_size(zero2.model_dtype(manifest)), option(manifest, "grad_accum_dtype", default=None)
+    part = sum(padded(parameter, ranks) // ranks for parameter in parameters)
+    trained = sum(padded(parameter, ranks) // ranks for parameter in trainable(parameters))
+    gradients = trained * (item_size(accumulated) if accumulated else size)
+    bucket = zero2.bucket_numel(manifest) * size
+    state = DEEPSPEED_STATE_BYTES * trained + STEP_BYTES
+    held = (part + total(persistent(manifest))) * size
+    return Holding(held, state, gradients, gradients, peak_numel(manifest) * size, 2 * bucket, bucket)
 
 
 def padded(parameter: Parameter, ranks: int) -> int:
