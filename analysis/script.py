@@ -1,0 +1,62 @@
+"""What the scripts of this folder share: runs as arguments, a table or a picture as the result, errors as a sentence."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tracekit.errors import TracekitError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import altair as alt
+
+PICTURES = (".html", ".png", ".svg")
+
+
+def parser(description: str | None, *, runs: str | None = "one", picture: bool = True) -> ArgumentParser:
+    """A parser for one RUN, `runs="several"` or none, for `--format`, and for `-o` where there is a picture."""
+    made = ArgumentParser(description=description)
+    if runs:
+        name, nargs = ("run", None) if runs == "one" else ("runs", "+")
+        made.add_argument(name, metavar="RUN", nargs=nargs, help="a run's folder, or a trace file")
+    made.add_argument("--format", choices=["table", "json", "csv"], default="table", help="how the table is printed")
+    if picture:
+        made.add_argument("-o", "--output", metavar="FILE", type=Path, help="draw it: FILE.html, FILE.png or FILE.svg")
+    return made
+
+
+@contextmanager
+def one_sentence() -> Generator[None]:
+    """Turns what is wrong with the user's input into one sentence on stderr and exit code 2."""
+    try:
+        yield
+    except (TracekitError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def write(table: pl.DataFrame, given: Namespace, chart: Callable[[pl.DataFrame], alt.TopLevelMixin] | None = None) -> None:
+    """Draws the table to the file that was asked for, else prints it; times are in ns, sizes in bytes, `-` is unknown."""
+    output: Path | None = getattr(given, "output", None)
+    if output is not None and chart is not None:
+        if output.suffix not in PICTURES:
+            raise UsageError(f"{output}: pictures are written as {', '.join(PICTURES)}; give -o such a name")
+        chart(table).save(output, **({"inline": True} if output.suffix == ".html" else {"scale_factor": 2}))
+    elif given.format == "json":
+        print(table.write_json())
+    elif given.format == "csv":
+        print(table.write_csv(), end="")
+    else:
+        with pl.Config(
+            tbl_rows=-1, tbl_cols=-1, tbl_width_chars=-1, tbl_formatting="MARKDOWN", tbl_hide_column_data_types=True,
+            tbl_hide_dataframe_shape=True, thousands_separator=True, float_precision=3, fmt_str_lengths=100,
+            tbl_cell_numeric_alignment="RIGHT",
+        ):  # fmt: skip
+            print(table)
