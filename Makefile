@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CHECKED := tracekit runners tests setup.py
+CHECKED := tracekit runners analysis tests setup.py
 # Processes that share the tests: as many as a small machine has cores.
 WORKERS ?= 2
 

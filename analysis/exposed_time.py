@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import altair as alt
+from typing import TYPE_CHECKING
+
 import polars as pl
 import script
 
 import tracekit
+
+if TYPE_CHECKING:
+    import altair as alt
 
 STEP = ["rank", "step"]
 
@@ -25,6 +29,8 @@ def exposed_time(run: tracekit.Run) -> pl.DataFrame:
 
 def chart(table: pl.DataFrame) -> alt.Chart:
     """A bar a cause."""
+    import altair as alt
+
     return (
         alt.Chart(table.with_columns((pl.col("exposed_ns") / 1e6).alias("ms")), title="Exposed communication by cause")
         .mark_bar(color="#d9512c")

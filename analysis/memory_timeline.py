@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import altair as alt
+from typing import TYPE_CHECKING
+
 import polars as pl
 import script
 
 import tracekit
 
+if TYPE_CHECKING:
+    import altair as alt
+
 PLACE = ["rank", "device"]
+TOTALS = ("allocated_bytes", "reserved_bytes")
 
 
 def memory_timeline(run: tracekit.Run, stretches: int) -> pl.DataFrame:
@@ -27,28 +32,29 @@ def memory_timeline(run: tracekit.Run, stretches: int) -> pl.DataFrame:
     )
 
 
-TOTALS = ("allocated_bytes", "reserved_bytes")
-
-
 def chart(table: pl.DataFrame) -> alt.Chart:
     """A line a rank."""
-    scaled = table.select(*PLACE, pl.col("since_ns") / 1e6, pl.col("allocated_bytes") / 2**20, "mostly")
+    import altair as alt
+
+    place = pl.format("rank {}, {}", *PLACE).alias("place")
+    scaled = table.select(place, pl.col("since_ns") / 1e6, pl.col("allocated_bytes") / 2**20, "mostly")
     return (
         alt.Chart(scaled, title="Allocated memory", width=640, height=240)
         .mark_line(interpolate="step-after")
         .encode(
             x=alt.X("since_ns:Q", title="ms since the recording began"),
             y=alt.Y("allocated_bytes:Q", title="MiB"),
-            color=alt.Color("rank:N"),
-            strokeDash=alt.StrokeDash("device:N"),
-            tooltip=["rank", "device", "since_ns", "allocated_bytes", "mostly"],
+            color=alt.Color("place:N", title=None),
+            tooltip=["place", "since_ns", "allocated_bytes", "mostly"],
         )
     )
 
 
 if __name__ == "__main__":
     parser = script.parser(__doc__)
-    parser.add_argument("--stretches", type=int, default=20, help="how many stretches of the recording (20)")
+    parser.add_argument(
+        "--stretches", type=script.positive, default=20, help="how many stretches of the recording (20)"
+    )
     given = parser.parse_args()
     with script.one_sentence():
         script.write(memory_timeline(tracekit.open(given.run), given.stretches), given, chart)

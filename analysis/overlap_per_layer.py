@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import altair as alt
+from typing import TYPE_CHECKING
+
 import polars as pl
 import script
 
 import tracekit
+
+if TYPE_CHECKING:
+    import altair as alt
 
 STEP = ["rank", "step"]
 
@@ -27,6 +31,8 @@ def overlap_per_layer(run: tracekit.Run) -> pl.DataFrame:
 
 def chart(table: pl.DataFrame) -> alt.Chart:
     """A bar a layer, hidden and exposed stacked."""
+    import altair as alt
+
     parts = table.rename({"overlapped_ns": "hidden", "exposed_ns": "exposed"}).unpivot(
         ["hidden", "exposed"], index="layer", variable_name="part", value_name="ns"
     )

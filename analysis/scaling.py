@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import altair as alt
+from typing import TYPE_CHECKING
+
 import polars as pl
 import script
 
@@ -10,6 +11,9 @@ from tracekit import plan, theory
 from tracekit.plan.build import manifest, model_buffers, model_parameters
 from tracekit.plan.plan_totals import totals
 from tracekit.reference_models import SIZES
+
+if TYPE_CHECKING:
+    import altair as alt
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero2-fsdp2", "zero3-deepspeed", "fsdp2"]
 MEASURES = ["theory_psi", "plan_psi", "wire_bytes", "theory_bytes", "held_bytes", "peak_bytes"]
@@ -24,9 +28,9 @@ def scaling(model: str, strategies: list[str], sizes: list[int]) -> pl.DataFrame
     return pl.DataFrame(rows, ["model", "strategy", "num_ranks", *MEASURES], orient="row")
 
 
-def measures(model: str, strategy: str, ranks: int) -> tuple[float | int | None, ...]:
+def measures(model: str, strategy: str, ranks: int) -> tuple[object, ...]:
     """Values of MEASURES, by the closed form and by the plan."""
-    size, stage = SIZES[model], theory.STRATEGY_STAGES[strategy]
+    size, stage = SIZES[model], theory.strategy_stage(strategy) or 0
     made = manifest(strategy, model_parameters(size), mesh={"dp_shard": ranks}, buffers=model_buffers(size))
     sent, holds = totals(plan.plan(made)), plan.memory(made)
     states = round(theory.zero_memory_per_gpu(made.psi, ranks, stage))
@@ -35,24 +39,29 @@ def measures(model: str, strategy: str, ranks: int) -> tuple[float | int | None,
 
 
 def chart(table: pl.DataFrame) -> alt.Chart:
-    """A line a strategy: bytes that a rank holds between steps."""
+    """A line a strategy: what a rank holds between steps, and the most inside one, without activations."""
+    import altair as alt
+
+    holds = table.unpivot(["held_bytes", "peak_bytes"], index=["strategy", "num_ranks"])
     return (
-        alt.Chart(table.with_columns(pl.col("held_bytes") / 2**30), title="Held by a rank between steps")
+        alt.Chart(holds.with_columns(pl.col("value") / 2**30), width=280, height=240)
         .mark_line(point=True)
         .encode(
-            x=alt.X("num_ranks:O", title="ranks"),
-            y=alt.Y("held_bytes:Q", title="GiB").scale(type="log"),
-            color=alt.Color("strategy:N", sort=STRATEGIES, title=None),
+            x=alt.X("num_ranks:O", title="ranks", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("value:Q", title="GiB a rank").scale(type="log"),
+            color=alt.Color("strategy:N", sort=STRATEGIES),
+            column="variable:N",
         )
-        .properties(width=400)
     )
 
 
 if __name__ == "__main__":
     parser = script.parser(__doc__, runs=None)
     parser.add_argument("--model", choices=SIZES, default="7b", help="reference model (7b)")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, metavar="S", help="all of them")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[8, 64, 512], metavar="N", help="8 64 512")
+    parser.add_argument(
+        "--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, metavar="S", help="all of them"
+    )
+    parser.add_argument("--ranks", nargs="+", type=script.positive, default=[8, 64, 512], metavar="N", help="8 64 512")
     given = parser.parse_args()
     with script.one_sentence():
         script.write(scaling(given.model, given.strategies, given.ranks), given, chart)

@@ -1,14 +1,15 @@
-"""What the scripts of this folder share: runs as arguments, a table or a picture as the result, errors as a sentence."""
+"""What these scripts share: runs as arguments, a table or a picture as the result, one sentence for an error."""
 
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
+from polars import selectors as cs
 
 from tracekit.errors import TracekitError, UsageError
 
@@ -32,6 +33,13 @@ def parser(description: str | None, *, runs: str | None = "one", picture: bool =
     return made
 
 
+def positive(text: str) -> int:
+    """A positive whole number, as the type of an option."""
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text} is not a positive whole number")
+    return int(text)
+
+
 @contextmanager
 def one_sentence() -> Generator[None]:
     """Turns what is wrong with the user's input into one sentence on stderr and exit code 2."""
@@ -42,14 +50,18 @@ def one_sentence() -> Generator[None]:
         sys.exit(2)
 
 
-def write(table: pl.DataFrame, given: Namespace, chart: Callable[[pl.DataFrame], alt.TopLevelMixin] | None = None) -> None:
-    """Draws the table to the file that was asked for, else prints it; times are in ns, sizes in bytes, `-` is unknown."""
+def write(
+    table: pl.DataFrame, given: Namespace, chart: Callable[[pl.DataFrame], alt.TopLevelMixin] | None = None
+) -> None:
+    """Draws the table where a picture was asked for, else prints it, with means of ns and bytes as whole numbers."""
     output: Path | None = getattr(given, "output", None)
     if output is not None and chart is not None:
         if output.suffix not in PICTURES:
             raise UsageError(f"{output}: pictures are written as {', '.join(PICTURES)}; give -o such a name")
-        chart(table).save(output, **({"inline": True} if output.suffix == ".html" else {"scale_factor": 2}))
-    elif given.format == "json":
+        chart(table).save(output, inline=output.suffix == ".html", scale_factor=2)
+        return
+    table = table.with_columns(cs.ends_with("_ns", "_bytes").round(0).cast(pl.Int64))
+    if given.format == "json":
         print(table.write_json())
     elif given.format == "csv":
         print(table.write_csv(), end="")

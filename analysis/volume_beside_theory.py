@@ -1,12 +1,16 @@
-"""What a step sent, in multiples of Ψ, beside the 2Ψ and 3Ψ of the ZeRO paper, and the terms that make the difference."""
+"""What a step sent, in multiples of Ψ, beside the ZeRO paper's 2Ψ and 3Ψ, and the terms that make the difference."""
 
 from __future__ import annotations
 
-import altair as alt
+from typing import TYPE_CHECKING
+
 import polars as pl
 import script
 
 import tracekit
+
+if TYPE_CHECKING:
+    import altair as alt
 
 SOURCES = ["theory", "plan", "measured", "backend"]
 
@@ -21,8 +25,10 @@ def volume_beside_theory(run: tracekit.Run) -> pl.DataFrame:
     return first.select(*about, *(f"{source}_psi" for source in SOURCES), pl.lit(why).alias("why"))
 
 
-def chart(table: pl.DataFrame) -> alt.LayerChart:
+def chart(table: pl.DataFrame) -> alt.LayerChart | alt.FacetChart:
     """Four bars a run, and lines at 2Ψ and 3Ψ."""
+    import altair as alt
+
     psi = table.unpivot([f"{source}_psi" for source in SOURCES], index="run", variable_name="source", value_name="psi")
     bars = (
         alt.Chart(psi.with_columns(pl.col("source").str.strip_suffix("_psi")), title="Elements × passes a step")

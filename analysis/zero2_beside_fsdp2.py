@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import altair as alt
+from typing import TYPE_CHECKING
+
 import polars as pl
 import script
 
 import tracekit
+
+if TYPE_CHECKING:
+    import altair as alt
 
 STEP = ["rank", "step"]
 TIMES = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
@@ -26,6 +30,8 @@ def mean_step(run: tracekit.Run) -> pl.DataFrame:
 
 def chart(table: pl.DataFrame) -> alt.Chart:
     """A bar a run: where its step's time went."""
+    import altair as alt
+
     parts = table.unpivot(TIMES, index="run", variable_name="part", value_name="ns").with_columns(
         (pl.col("ns") / 1e6).alias("ms"), pl.col("part").str.strip_suffix("_ns").str.replace_all("_", " ")
     )
