@@ -88,7 +88,7 @@ AROUND: list[tuple[Any, ...]] = [
     ("A3 behind", b"}]}", b'}], "x": "a\nb"}', CONTROL, len(TEXT) - 2),
     ("A5 before", b"schemaVersion", b"schema\xffVersion", UTF8, 8),
     ("A5 behind", b"}]}", b'}], "x": "\xe9"}', UTF8, len(TEXT) + 7),
-    ("A13 no object", INFO, b"[0, 1]", "distributedInfo that is no object", 0),
+    ("A13 no object", INFO, b"[0, 1]", "distributedInfo that is not an object", 0),
 ]  # fmt: skip
 
 

@@ -138,8 +138,8 @@ def read(path: Path) -> Outcome:
         decoded = decode(path)
     except TracekitError as error:
         return Outcome([], [], str(error))
-    events = decoded.columns.together()
-    base = decoded.facts.base_ns or 0
+    events = decoded.columns.merged()
+    base = decoded.metadata.base_ns or 0
     times = [None if t is None else t - base for t in events["ts_ns"]]
     rows = list(zip(events["ph"], events["name"], times, events["dur_ns"], strict=True))
     return Outcome(rows, [f.what for f in decoded.findings], None, base)

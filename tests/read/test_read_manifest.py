@@ -106,7 +106,7 @@ def test_a_foreign_manifest_is_no_error_but_a_repair(foreign: object, tmp_path: 
     assert run.repairs.select("file", "what", "done").rows() == [
         (
             str(tmp_path / "manifest.json"),
-            "not a manifest that tracekit wrote (neither its format nor its strategy is told)",
+            "not a manifest that tracekit wrote (it has neither a format nor a strategy)",
             "file left out",
         )
     ]

@@ -11,7 +11,7 @@ from kineto import COMMON, kernel, span, step, write
 
 import tracekit
 from tracekit.errors import InputError
-from tracekit.read.decoding.metadata import Facts
+from tracekit.read.decoding.metadata import Metadata
 from tracekit.read.discovery.cycles import split_cycles
 from tracekit.read.discovery.ranks import assign_ranks, world_size
 from tracekit.read.discovery.sources import Source, find_sources
@@ -39,7 +39,7 @@ def test_rank_is_told_then_named_then_counted(in_names: list[Any], told: list[An
 
 
 def test_the_manifest_knows_the_world_size_best() -> None:
-    assert world_size([Facts(world_size=8)], 2) == 2
+    assert world_size([Metadata(world_size=8)], 2) == 2
 
 
 def test_a_rank_that_gave_nothing_is_left_out_and_missed(tmp_path: Path) -> None:

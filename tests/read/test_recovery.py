@@ -200,13 +200,13 @@ def test_events_that_begin_with_another_key_later_do_not_pile_up(
 ) -> None:
     monkeypatch.setattr(batches, "BATCH_BYTES", 3000)
     sizes: list[int] = []
-    decode_batch = decode._whole
+    decode_batch = decode._undamaged
 
     def measured(batch: batches.Batch, *args: Any, **kwargs: Any) -> Any:
         sizes.append(len(batch.text))
         return decode_batch(batch, *args, **kwargs)
 
-    monkeypatch.setattr(decode, "_whole", measured)
+    monkeypatch.setattr(decode, "_undamaged", measured)
     others = [{"name": f"op {n}", **span(f"op {n}", n, 1)} for n in range(2000)]
     run = opened(tmp_path, json.dumps(document([*COMMON, *others])).encode())
     assert run.events.height == len(COMMON) + 2000

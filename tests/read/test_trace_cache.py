@@ -54,7 +54,7 @@ def entry_of(trace: Path) -> Path:
 def assert_same(one: Opened, other: Decoded) -> None:
     for left, right in zip(one.columns, other.columns, strict=True):
         assert_frame_equal(left, right)
-    assert (one.facts, one.findings) == (other.facts, other.findings)
+    assert (one.metadata, one.findings) == (other.metadata, other.findings)
 
 
 def test_the_second_opening_gives_the_same_without_decoding(trace: Path, decoded: list[Path]) -> None:

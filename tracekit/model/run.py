@@ -59,7 +59,7 @@ class Run:
     @cached_property
     def events(self) -> pl.DataFrame:
         """All events that were read, in file order: EVENT_SCHEMA with rank and cycle."""
-        return self._traces.columns.together()
+        return self._traces.columns.merged()
 
     @property
     def psi(self) -> int | None:

@@ -32,7 +32,7 @@ class CachedTables:
         key = self._key
         if key is None:
             return make()
-        places = entries.places(self._folder, f"{self._name}.{name}")
+        places = entries.entry_paths(self._folder, f"{self._name}.{name}")
         for place in places:
             if (found := entries.load(place, key, {name: schema})) is not None:
                 return found[name]

@@ -1,7 +1,10 @@
-"""From bytes somebody recorded to frames of events, in this order.
+"""Reading: from the bytes of trace files to frames of events.
 
-Which files: sources, cycles. What is in one: content (which compression it has), batches (text cut between events),
-decode, with events (what is looked at), columns and arguments (frames), clock (exact times), facts (what the file says
-of itself). Where text is damaged: salvage finds what is whole, mend repairs what is not, findings tells of both. All
-files together: ranks, traces. From one opening to the next: cache, with entries, which the tables of a run use too.
+- discovery/: which files a run consists of (sources), and the rank (ranks) and cycle (cycles) of each.
+- decoding/: one file. content decompresses it into blocks, batches cuts the text between events, events has the types
+  they are decoded as, columns and arguments make frames of them, clock makes exact times, metadata is what the file has
+  beside its events, lenient_json reads a damaged object, spellings has the few names that decoding needs.
+- decode: all of that for one file; recovery: the events of damaged text; findings: faults, for the repairs table.
+- traces: all files of a run together; trace_cache: opened files from one opening to the next, in entries as
+  cache_entries writes them (so do the tables of a run, see model/table_cache.py).
 """

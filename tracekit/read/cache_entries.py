@@ -1,8 +1,8 @@
-"""Frames kept on disk under a key of what they were made from: written whole or not at all, checked when read.
+"""Cache entries on disk: frames under a key of what they were made from, written atomically and verified when read.
 
-An entry is a zip file, uncompressed: one Parquet file a frame that has rows, and ``about.json`` with the key, the
-version of the code that wrote it, and whatever else its owner wants to know. Zip's checksums find damaged entries. An
-entry that is missing, damaged, of another key or of other code is the same: nothing.
+An entry is a zip file, uncompressed: one Parquet file for each frame that has rows, and ``about.json`` with the key,
+the version of the code that wrote it, and metadata of its owner. Zip's checksums find damaged entries. An entry that is
+missing, damaged, of another key or written by other code counts as absent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import polars as pl
 
 FOLDER = ".tracekit-cache"
 SUFFIX = ".zip"
-# Of the entries in the user's folder, which nobody tidies up.
+# The most that entries in the user's cache folder may take, which nobody tidies up.
 MAX_USER_BYTES = 4 * 2**30
 
 # The rooms whose code decides what an entry holds; they import no other.
@@ -40,8 +40,8 @@ _DAMAGE = (
 Schemas = Mapping[str, Mapping[str, pl.DataType]]
 
 
-class About(msgspec.Struct, frozen=True):
-    """What an entry holds beside its frames; `heights`: of all frames, `more`: its owner's, as JSON."""
+class EntryInfo(msgspec.Struct, frozen=True):
+    """The metadata of an entry: `heights` are rows of each frame, `more` is its owner's, as JSON."""
 
     version: str
     key: str
@@ -64,8 +64,8 @@ def digest_of_code(package: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def places(folder: Path, name: str) -> list[Path]:
-    """Where an entry may lie, the best place first: beside the traces in `folder`, else in the user's cache folder."""
+def entry_paths(folder: Path, name: str) -> list[Path]:
+    """Return the paths that an entry may have, best first: beside the traces, in the user's cache folder."""
     return [folder / FOLDER / f"{name}{SUFFIX}", *_in_users_folder(folder, name)]
 
 
@@ -73,22 +73,22 @@ def _in_users_folder(folder: Path, name: str) -> Iterator[Path]:
     from platformdirs import user_cache_path
 
     with suppress(OSError, RuntimeError):
-        place = hashlib.sha256(str(folder.resolve() / name).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        yield user_cache_path("tracekit", appauthor=False) / "traces" / f"{place}{SUFFIX}"
+        digest = hashlib.sha256(str(folder.resolve() / name).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        yield user_cache_path("tracekit", appauthor=False) / "traces" / f"{digest}{SUFFIX}"
 
 
-def about(place: Path) -> About | None:
-    """Return what the entry at this place tells of itself; null for none that this code wrote."""
-    with suppress(*_DAMAGE), zipfile.ZipFile(place) as entry:
-        found = msgspec.json.decode(entry.read(_ABOUT), type=About)
+def entry_info(path: Path) -> EntryInfo | None:
+    """Return the metadata of the entry at this path; None where this version of the code wrote none."""
+    with suppress(*_DAMAGE), zipfile.ZipFile(path) as entry:
+        found = msgspec.json.decode(entry.read(_ABOUT), type=EntryInfo)
         return found if found.version == code_version() else None
     return None
 
 
-def load(place: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | None:
-    """Return the frames of the entry at this place; null where it is not the entry of this key."""
-    with suppress(*_DAMAGE), zipfile.ZipFile(place) as entry:
-        found = msgspec.json.decode(entry.read(_ABOUT), type=About)
+def load(path: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | None:
+    """Return the frames of the entry at this path; None where it is not the entry of this key."""
+    with suppress(*_DAMAGE), zipfile.ZipFile(path) as entry:
+        found = msgspec.json.decode(entry.read(_ABOUT), type=EntryInfo)
         if (found.version, found.key) == (code_version(), key):
             frames = _frames(entry, schemas)
             # A frame whose name in the archive is damaged looks as if it had no rows.
@@ -98,37 +98,37 @@ def load(place: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | N
 
 def _frames(entry: zipfile.ZipFile, schemas: Schemas) -> dict[str, pl.DataFrame]:
     frames = {name: pl.DataFrame(schema=schema) for name, schema in schemas.items()}
-    kept = [name for name in schemas if f"{name}.parquet" in entry.NameToInfo]
+    stored = [name for name in schemas if f"{name}.parquet" in entry.NameToInfo]
     # Together, since each query costs more than reading a small frame.
-    read = pl.collect_all([pl.scan_parquet(io.BytesIO(entry.read(f"{name}.parquet"))) for name in kept])
-    for name, frame in zip(kept, read, strict=True):
+    read = pl.collect_all([pl.scan_parquet(io.BytesIO(entry.read(f"{name}.parquet"))) for name in stored])
+    for name, frame in zip(stored, read, strict=True):
         if frame.schema != frames[name].schema:
             raise ValueError(name)
         frames[name] = frame
     return frames
 
 
-def store(where: list[Path], key: str, frames: Mapping[str, pl.DataFrame], more: Any = None) -> None:
-    """Write the entry in the first place that takes it, under another name until it is whole."""
+def store(paths: list[Path], key: str, frames: Mapping[str, pl.DataFrame], more: Any = None) -> None:
+    """Write the entry to the first of these paths that can be written, under another name until it is complete."""
     heights = {name: frame.height for name, frame in frames.items()}
-    told = msgspec.json.encode(About(code_version(), key, heights, msgspec.Raw(msgspec.json.encode(more))))
-    for place in where:
-        partial = place.with_name(f"{place.name}.{os.getpid()}.{id(frames)}{_PARTIAL}")
+    info = msgspec.json.encode(EntryInfo(code_version(), key, heights, msgspec.Raw(msgspec.json.encode(more))))
+    for path in paths:
+        partial = path.with_name(f"{path.name}.{os.getpid()}.{id(frames)}{_PARTIAL}")
         try:
-            _make_folder(place.parent)
+            _make_folder(path.parent)
             with zipfile.ZipFile(partial, "w") as entry:
-                entry.writestr(_ABOUT, told)
+                entry.writestr(_ABOUT, info)
                 for name, frame in frames.items():
                     if frame.is_empty():
                         continue
                     # Parquet's own encodings shrink it as much as matters; compression would double the reading.
                     with entry.open(f"{name}.parquet", "w", force_zip64=True) as parquet:
                         frame.write_parquet(parquet, compression="uncompressed", statistics=False)
-            partial.replace(place)
+            partial.replace(path)
         except (OSError, pl.exceptions.PolarsError):
             continue
         else:
-            _tidy(place, None if place is where[0] else MAX_USER_BYTES)
+            _tidy(path, None if path is paths[0] else MAX_USER_BYTES)
             return
         finally:
             with suppress(OSError):
@@ -146,10 +146,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _tidy(newest: Path, most_bytes: int | None) -> None:
-    """Remove what killed processes left half written, and the oldest entries while there are too many bytes of them."""
+    """Remove partial entries of killed processes, and the oldest entries while they take more than `most_bytes`."""
     entries: list[tuple[int, int, Path]] = []
     for path in newest.parent.glob(f"*{SUFFIX}*"):
-        # Others tidy here too.
+        # Other processes tidy here too.
         with suppress(OSError):
             stat = path.stat()
             age = time.time_ns() - stat.st_mtime_ns

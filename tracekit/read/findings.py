@@ -1,4 +1,4 @@
-"""What was wrong with a file and what was done about it: the rows of the repairs table."""
+"""Findings: faults of a file and what was done about each, the rows of the repairs table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of fault in one file; `offset` is the byte of the (uncompressed) text where it was first seen."""
+    """One kind of fault in one file; `offset`: byte of the (uncompressed) text where it was first seen, or None."""
 
     what: str
     offset: int | None
@@ -22,9 +22,9 @@ READ_SO_FAR = "read up to there"
 
 
 def merged(findings: list[Finding]) -> list[Finding]:
-    """Return one row a kind of fault: counts added, the first place kept, in order of place.
+    """Return one finding for each kind of fault, with its count and its first offset, in order of offset.
 
-    Text that ends where its compressed data is corrupt is not said to end early: its writer was not cut off.
+    Text that ends where its compressed data is corrupt is not reported to end early: its writer was not cut off.
     """
     kinds: dict[tuple[str, str], Finding] = {}
     stopped = any(f.what.startswith(CORRUPT) and f.done == READ_SO_FAR for f in findings)
@@ -34,6 +34,6 @@ def merged(findings: list[Finding]) -> list[Finding]:
         if seen is None:
             kinds[key] = finding
         else:
-            places = [o for o in (seen.offset, finding.offset) if o is not None]
-            kinds[key] = Finding(finding.what, min(places, default=None), seen.count + finding.count, finding.done)
+            offsets = [o for o in (seen.offset, finding.offset) if o is not None]
+            kinds[key] = Finding(finding.what, min(offsets, default=None), seen.count + finding.count, finding.done)
     return sorted(kinds.values(), key=lambda f: -1 if f.offset is None else f.offset)

@@ -1,4 +1,4 @@
-"""All files of a run as one set of frames, each row with its rank and cycle."""
+"""The files of a run read together: one set of frames, each row with its rank and cycle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tracekit.read.discovery.sources import LeftOut, Source, find_sources
 from tracekit.read.findings import Finding
 from tracekit.read.trace_cache import Opened, read_file
 
-# One row a file of the run; a file of a cycle that was not read has null `num_events`, and `rank` by its name.
+# One row for each file of the run; a file of a cycle that was not read has null `num_events`, and `rank` by its name.
 FILES_SCHEMA: dict[str, pl.DataType] = {
     "file": pl.String(),
     "rank": pl.Int32(),
@@ -39,8 +39,8 @@ FILES_SCHEMA: dict[str, pl.DataType] = {
     "host": pl.String(),
     "num_events": pl.Int64(),
 }
-# What was wrong with a file, at which byte of its text it was first seen, and what was done about it; without a file:
-# with the run as a whole.
+# One row for each kind of fault of a file (of the run as a whole, where `file` is null): what was wrong, the byte of
+# the text where it was first seen, how often, and what was done about it.
 REPAIRS_SCHEMA: dict[str, pl.DataType] = {
     "file": pl.String(),
     "rank": pl.Int32(),
@@ -53,7 +53,7 @@ REPAIRS_SCHEMA: dict[str, pl.DataType] = {
 
 _STRAY = "not a Kineto trace (no events in it)"
 
-# Called with files done, files in all, and the name of the file just done.
+# Called with the number of files read, the number of all files, and the name of the file just read.
 Progress = Callable[[int, int, str], None]
 
 
@@ -63,10 +63,10 @@ class _Read(NamedTuple):
 
 
 class Traces:
-    """What was read of a run. Its frames are loaded when asked for: kept tables do without them.
+    """The files of a run as read. Frames are loaded when first asked for, since cached tables do without them.
 
-    `files`: FILES_SCHEMA; `repairs`: REPAIRS_SCHEMA; `world_size`: null where nothing tells; `missing`: ranks that no
-    file holds; `paths`: of the files read.
+    `files`: FILES_SCHEMA; `repairs`: REPAIRS_SCHEMA; `world_size`: None if unknown; `missing`: ranks that no file
+    holds; `paths`: of the files read.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Traces:
         """The frames of all files read, keyed by rank, cycle and index.
 
         Raises:
-            InputError: a file has changed since it was opened, and its frames are not kept.
+            InputError: a file has changed since it was opened, and its frames are not cached.
         """
         keyed = [
             Columns(*(_keyed(frame, rank, source.cycle) for frame in opened.columns))
@@ -103,14 +103,14 @@ class Traces:
 
     @property
     def key(self) -> str | None:
-        """A digest of all that was read, wherever it lies; null where the content of a file is not known."""
+        """A digest of all that was read, independent of its path; None where the digest of a file is not known."""
         if any(opened.digest is None for _, opened in self._read):
             return None
         files = [
             (opened.digest, rank, source.cycle) for (source, opened), rank in zip(self._read, self._ranks, strict=True)
         ]
-        told = self.repairs.select("rank", "cycle", "what", "count", "done").rows()
-        return hashlib.sha256(msgspec.json.encode((files, told, self.world_size))).hexdigest()
+        faults = self.repairs.select("rank", "cycle", "what", "count", "done").rows()
+        return hashlib.sha256(msgspec.json.encode((files, faults, self.world_size))).hexdigest()
 
 
 def read_traces(
@@ -122,7 +122,7 @@ def read_traces(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Traces:
-    """Read every trace file below these paths that belongs to one cycle, the newest complete one unless told.
+    """Return the traces below these paths that belong to one cycle, by default the newest complete one.
 
     Raises:
         InputError: nothing to read, a file that was named is not a Kineto trace, or two files claim one rank.
@@ -135,19 +135,19 @@ def read_traces(
     chosen = choose_cycle(everything, cycle, manifest)
     sources = [s for s in everything if s.cycle == chosen]
     read, unusable = _usable(sources, _read_all([s.path for s in sources], cache, executor, progress))
-    facts = [r.opened.facts for r in read]
-    ranked = assign_ranks([r.source for r in read], [f.rank for f in facts])
+    metadata = [r.opened.metadata for r in read]
+    ranked = assign_ranks([r.source for r in read], [m.rank for m in metadata])
     refuse_duplicates([r.source for r in read], ranked)
     ranks = [r.rank for r in ranked]
-    size = world_size(facts, manifest.world_size if manifest else None)
+    size = world_size(metadata, manifest.world_size if manifest else None)
     of_files = [
         *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.opened.findings),
-        *({"file": _shown(path), **asdict(finding)} for path, finding in left_out),
+        *({"file": _path_text(path), **asdict(finding)} for path, finding in left_out),
         *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
     ]
     of_ranks = [
-        _row(read[place].source, ranks[place], f) if place is not None else {"cycle": chosen, **asdict(f)}
-        for place, f in rank_findings(ranks, facts, size)
+        _row(read[index].source, ranks[index], f) if index is not None else {"cycle": chosen, **asdict(f)}
+        for index, f in rank_findings(ranks, metadata, size)
     ]
     return Traces(
         read,
@@ -160,23 +160,23 @@ def read_traces(
 
 
 def _foreign_manifests(paths: list[Path]) -> list[LeftOut]:
-    """The files in these folders that are called like our manifest but are another program's."""
+    """Return the files in these folders that have our manifest's name but are another program's."""
     manifests = [path / MANIFEST_NAME for path in paths]
     foreign = [path for path in manifests if path.is_file() and is_foreign(path)]
-    what = "not a manifest that tracekit wrote (neither its format nor its strategy is told)"
+    what = "not a manifest that tracekit wrote (it has neither a format nor a strategy)"
     return [LeftOut(path, Finding(what, None, 1, "file left out")) for path in foreign]
 
 
 def _read_all(
     paths: list[Path], cache: bool, executor: Executor | None, progress: Progress | None
 ) -> list[Opened | InputError]:
-    """What each file holds or why it cannot be used, in the order of the paths whatever the executor's."""
+    """Return each file opened, or the error why it cannot be used, in the order of the paths."""
     if executor is not None:
         return _submitted(paths, cache, executor, progress)
     workers = min(len(paths), _cores())
     if workers > 1:
-        # Threads, since most of the time is spent outside of Python's lock and nothing is copied between processes:
-        # on two cores 1.7 times as fast as one by one, where processes take longer to start than small runs to read.
+        # Threads, since most of the time is spent without Python's lock and nothing is copied between processes: on two
+        # cores 1.7 times as fast as one by one, where processes take longer to start than small runs to read.
         pool = ThreadPoolExecutor(workers, thread_name_prefix="tracekit-read")
         try:
             return _submitted(paths, cache, pool, progress)
@@ -214,7 +214,7 @@ def _cores() -> int:
 def _usable(
     sources: list[Source], results: Sequence[Opened | InputError]
 ) -> tuple[list[_Read], list[tuple[Source, Finding]]]:
-    """What was read, and why other files of a folder were left out: a killed rank must not cost the others' traces."""
+    """Return what was read, and findings for files of a folder left out: one killed rank must not cost the others."""
     read: list[_Read] = []
     unusable: list[tuple[Source, Finding]] = []
     errors: list[InputError] = []
@@ -232,13 +232,13 @@ def _usable(
     return read, unusable
 
 
-def _shown(path: Path) -> str:
-    """The path as text; names of files are bytes, which need not be any."""
+def _path_text(path: Path) -> str:
+    """Return the path as text; file names are bytes, which need not be valid text."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _row(source: Source, rank: int | None, finding: Finding) -> dict[str, object]:
-    return {"file": _shown(source.path), "rank": rank, "cycle": source.cycle, **asdict(finding)}
+    return {"file": _path_text(source.path), "rank": rank, "cycle": source.cycle, **asdict(finding)}
 
 
 def _files(
@@ -247,16 +247,16 @@ def _files(
     hosts = {r.rank: r.host for r in (manifest.ranks if manifest else [])}
     rows: list[tuple[object, ...]] = []
     for (source, opened), (rank, rank_from) in zip(read, ranked, strict=True):
-        host = opened.facts.host or hosts.get(rank)
-        rows.append((_shown(source.path), rank, rank_from, source.cycle, host, opened.num_events))
+        host = opened.metadata.host or hosts.get(rank)
+        rows.append((_path_text(source.path), rank, rank_from, source.cycle, host, opened.num_events))
     chosen = read[0].source.cycle
     others = (s for s in everything if s.cycle != chosen)
-    rows.extend((_shown(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in others)
+    rows.extend((_path_text(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in others)
     return pl.DataFrame(rows, schema=FILES_SCHEMA, orient="row").sort("cycle", "rank", "file")
 
 
 def _keyed(frame: pl.DataFrame, rank: int, cycle: int) -> pl.DataFrame:
-    # Put together by hand: for small frames a query costs more than all the rest of opening a cached run.
+    # Built without a query, which for small frames costs more than all the rest of opening a cached run.
     rows = frame.height
     keys = [
         pl.Series(name, [value], dtype=pl.Int32).new_from_index(0, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import names
+from tracekit.model.as_of import latest
 from tracekit.model.event_kinds import timed
 from tracekit.model.recordings import RUN
 
@@ -76,16 +77,13 @@ def _between(marks: pl.DataFrame, first: str, last: list[str], phase: str) -> pl
     """Ranges of a unit from each `first` mark to the end of the latest `last` mark before its next `first`."""
     unit = [*RUN, "layer"]
     starts = marks.filter(pl.col("mark") == first).select(*unit, "start_ns").sort("start_ns").with_row_index("opened")
-    ends = (
-        marks.filter(pl.col("mark").is_in(last))
-        .select(*unit, "start_ns", pl.col("end_ns").alias("end_ns"))
-        .sort("start_ns")
-    )
+    ends = marks.filter(pl.col("mark").is_in(last)).select(*unit, "start_ns", "end_ns")
+    opening = latest(ends, "start_ns", starts, "start_ns", unit)
     return ranges(
-        ends.join_asof(starts, on="start_ns", by=unit, strategy="backward", coalesce=False, check_sortedness=False)
+        ends.with_columns(opening["opened"], opening["start_ns"])
         .drop_nulls("opened")
         .group_by(*unit, "opened")
-        .agg(pl.col("start_ns_right").first().alias("start_ns"), pl.col("end_ns").max())
+        .agg(pl.col("start_ns").first(), pl.col("end_ns").max())
         .with_columns(pl.lit(phase).alias("phase")),
         "FSDP2",
     )

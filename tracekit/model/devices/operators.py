@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.model.as_of import latest
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -47,5 +49,4 @@ def _parents(number: IntArray, depth: IntArray) -> IntArray:
     """The operator around each one: the last one before it that is one level up; -1 for none."""
     frame = pl.DataFrame({"number": number, "depth": depth})
     above = frame.select(pl.col("number").alias("parent"), "number", (pl.col("depth") + 1).alias("depth"))
-    joined = frame.join_asof(above, on="number", by="depth", strategy="backward", check_sortedness=False)
-    return joined["parent"].fill_null(-1).to_numpy()
+    return latest(frame, "number", above, "number", ["depth"])["parent"].fill_null(-1).to_numpy()

@@ -1,3 +1,3 @@
-"""Bytes of one trace file -> typed events -> frames."""
+"""Decoding of one trace file: bytes to typed events to frames."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arguments of events and other loosely typed values -> polars series."""
+"""Polars series of the arguments of events and other loosely typed values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import polars as pl
 
 from tracekit.read.decoding.events import Args
 
-# Of a number of 64 bits with its sign.
+# Digits of a 64-bit number with its sign.
 _MOST_DIGITS = 20
-# Same thing, other spelling: the first one present counts.
+# Spellings of one argument: the first one present counts.
 _SPELLINGS = {
     "external_id": ("external_id", "external_id_2021"),
     "in_numel": ("in_numel", "in_numel_2023"),
@@ -40,7 +40,7 @@ def _column(found: Sequence[Args], name: str, dtype: pl.DataType) -> pl.Series:
 
 
 def _values(found: Sequence[Args], name: str) -> list[Any]:
-    """The argument in the first of its spellings that an event has."""
+    """Return the argument of each event, in the first of its spellings that is present."""
     first, *others = _SPELLINGS.get(name, (name,))
     values = list(map(attrgetter(first), found))
     for other in others:
@@ -50,12 +50,12 @@ def _values(found: Sequence[Args], name: str) -> list[Any]:
 
 
 def _compact(value: msgspec.Raw) -> str | None:
-    """JSON text without what its writer put between the values; null where there is none."""
+    """Return JSON text without whitespace between the values; None where there is none."""
     return msgspec.json.format(bytes(value), indent=-1).decode("utf-8", "replace") if bytes(value) else None
 
 
 def texts(values: Sequence[Any]) -> pl.Series:
-    """Return text as it is and anything else as Python would print it."""
+    """Return text unchanged and anything else as Python prints it."""
     try:
         return pl.Series(values, dtype=pl.String, strict=True)
     except (TypeError, pl.exceptions.PolarsError):
@@ -63,7 +63,7 @@ def texts(values: Sequence[Any]) -> pl.Series:
 
 
 def integers(values: Sequence[Any]) -> pl.Series:
-    """Return integers as they are, text by the number it ends in ("stream 7" is 7), true as 1, anything else null."""
+    """Return integers unchanged, text as the number it ends in ("stream 7" is 7), true as 1, anything else as null."""
     try:
         return pl.Series(values, dtype=pl.Int64, strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):

@@ -1,4 +1,4 @@
-"""A stream of JSON text cut between events, so that a file of any size is decoded in pieces of bounded size."""
+"""JSON text cut between events into batches of bounded size, so that a file of any size can be decoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import Literal, NamedTuple
 
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-# Between two events: the second one starts with a key that Kineto writes into events.
+# Between two events, of which the second one starts with a key that Kineto writes into events.
 BOUNDARY = re.compile(
     rb"(?<=\})[ \t\r\n]*,[ \t\r\n]*"
     rb'(?=\{[ \t\r\n]*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"[ \t\r\n]*:)'
@@ -16,7 +16,7 @@ BOUNDARY = re.compile(
 _SAFE_BOUNDARY = re.compile(rb'(?<=\})[ \t\r\n]*,[ \t\r\n]*(?=\{[ \t\r\n]*"ph"[ \t\r\n]*:)')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"ph"\s*:')
 _EVENT = re.compile(rb'"ph"\s*:\s*"[Xi]"')
-# Of whole events: as much as the processor's own memory holds with what is decoded of it.
+# Bytes of whole events: as much as fits into the processor's cache with what is decoded of it.
 BATCH_BYTES = 2 * 2**20
 # Metadata before the events is small; a file without events within this many bytes is something else.
 _MAX_HEAD_BYTES = 64 * 2**20
@@ -28,16 +28,15 @@ _COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 
 
 class Batch(NamedTuple):
-    """Some text of the file, and its place.
+    """Some text of the file and its offset there, in bytes.
 
     "head": all before the events, up to the bracket. "headless": the text up to the first event, where that is not the
-    beginning of a trace. "events": whole events in brackets, at least by the look of it, with the place of the first;
-    this text, and what is decoded from it as msgspec.Raw, is a view of memory that the next batch overwrites. "rest":
-    the last events, the end of their list and all after it. "alien": a file without events. `is_exact`: cut by counting
-    brackets.
+    beginning of a trace. "events": probably whole events, in brackets, with the offset of the first; this text, and
+    what is decoded from it as msgspec.Raw, is a view of memory that the next batch overwrites. "rest": the last events,
+    the end of their list and all after it. "foreign": a file without events. `is_exact`: cut by counting brackets.
     """
 
-    part: Literal["head", "headless", "events", "rest", "alien"]
+    kind: Literal["head", "headless", "events", "rest", "foreign"]
     text: bytes | memoryview
     offset: int
     is_exact: bool = False
@@ -48,10 +47,10 @@ Batches = Generator[Batch, bool | None, None]
 
 
 def batches(blocks: Iterator[bytes]) -> Batches:
-    """Yield a head or headless, any number of events, and a rest; or one alien.
+    """Yield a head or headless, any number of events, and a rest; or one foreign.
 
-    Objects in the arguments of events can look like events. Where the reader of a batch finds that it ends inside one,
-    and sends true, the same text comes again, cut exactly.
+    Objects in the arguments of events can look like events. Where the consumer of a batch finds that it ends inside
+    one, and sends True, the same text comes again, cut exactly.
     """
     text, start = _beginning(blocks)
     span = _EVENT.search(text, 0, start if start >= 0 else len(text))
@@ -60,14 +59,14 @@ def batches(blocks: Iterator[bytes]) -> Batches:
         yield Batch("headless", text[: span.start()], 0)
         yield from _cut(text, blocks, 0)
     elif start < 0:
-        yield Batch("alien", text, 0)
+        yield Batch("foreign", text, 0)
     else:
         yield Batch("head", text[:start], 0)
         yield from _cut(text[start:], blocks, start)
 
 
 def _beginning(blocks: Iterator[bytes]) -> tuple[bytes, int]:
-    """The text up to some place behind the start of the events, and that start; -1 where it is not found."""
+    """Return the first text of the file and where in it the events start; -1 where that is not found."""
     text = bytearray()
     searched = 0
     for block in blocks:
@@ -82,9 +81,9 @@ def _beginning(blocks: Iterator[bytes]) -> tuple[bytes, int]:
 
 
 def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Batches:
-    """Cut the text from `offset` on at the last boundary of each batch.
+    """Yield the text from `offset` on, each batch cut at its last boundary.
 
-    All batches are put together in one piece of memory: for large files, fresh memory would cost more than decoding.
+    All batches share one buffer: for large files, fresh memory would cost more than decoding.
     """
     boundary = _SAFE_BOUNDARY if _FIRST_KEY.match(text) or _SAFE_BOUNDARY.search(text) else BOUNDARY
     window = _Window(text, blocks)
@@ -96,19 +95,19 @@ def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Batches:
             boundary = BOUNDARY
             cut = window.last(boundary)
         if cut is None and wanted > _MAX_EVENT_BYTES:
-            # No event is this long: whatever it is, it must not grow without bound.
+            # No event is this long; the buffer must not grow without bound.
             cut = window.end, window.end
         if cut is None:
             wanted *= 2
             continue
         is_inside = yield Batch("events", window.events(cut[0]), offset)
         if is_inside:
-            window.mend()
+            window.restore()
             whole = window.last_whole()
             if whole is None and wanted <= _FEW_BATCHES * BATCH_BYTES:
                 wanted *= 2
                 continue
-            # No such place in all this text: a bracket is lost, and the events must be searched for.
+            # No boundary in all this text: a bracket is lost, and recovery has to search for events.
             cut = whole or cut
             yield Batch("events", window.events(cut[0]), offset, is_exact=True)
         offset += window.drop(cut[1])
@@ -117,7 +116,7 @@ def _cut(text: bytes, blocks: Iterator[bytes], offset: int) -> Batches:
 
 
 class _Window:
-    """Text as it comes, from its second byte on: brackets are set around events where they lie."""
+    """The buffer of batches; text begins at its second byte, so that brackets can be set around events in place."""
 
     def __init__(self, text: bytes, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -127,7 +126,7 @@ class _Window:
         self.end = 1
 
     def fill(self, size: int) -> bool:
-        """Take on text until there are more than `size` bytes; false where it ends before."""
+        """Append text until there are more than `size` bytes; return False where it ends before."""
         if size + 2 > len(self._memory):
             # Views of the old memory may be in use still, so it cannot grow.
             larger = bytearray(size + 2)
@@ -145,7 +144,7 @@ class _Window:
         return True
 
     def last(self, boundary: re.Pattern[bytes]) -> tuple[int, int] | None:
-        """Where the last whole event ends and the next begins; null where there is no boundary."""
+        """Return where the last whole event ends and the next begins; None where there is no boundary."""
         reach = _SEARCH_BYTES
         while True:
             low = max(1, self.end - reach)
@@ -157,7 +156,7 @@ class _Window:
             reach *= 8
 
     def last_whole(self) -> tuple[int, int] | None:
-        """The same by counting the brackets outside of text, which is slow and takes sound text for granted."""
+        """Return the same by counting brackets outside of strings, which is slow and needs undamaged text."""
         found = None
         depth = 0
         for token in _BRACKETS.finditer(self._memory, 1, self.end):
@@ -168,31 +167,31 @@ class _Window:
         return found
 
     def events(self, end: int) -> memoryview:
-        """The events before `end`, in brackets."""
+        """Return the events before `end`, in brackets."""
         self._covered = end, self._memory[end]
         self._memory[0] = ord("[")
         self._memory[end] = ord("]")
         return memoryview(self._memory)[: end + 1]
 
-    def mend(self) -> None:
-        """Put back what the bracket at the end of the events has covered."""
-        place, covered = self._covered
-        self._memory[place] = covered
+    def restore(self) -> None:
+        """Put back the byte that the bracket at the end of the events has overwritten."""
+        end, covered = self._covered
+        self._memory[end] = covered
 
     def drop(self, start: int) -> int:
-        """Forget what lies before `start`, and tell how much that was."""
+        """Drop the text before `start` and return its length."""
         left = bytes(memoryview(self._memory)[start : self.end])
         self._memory[1 : 1 + len(left)] = left
         self.end = 1 + len(left)
         return start - 1
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return all that is left."""
         return bytes(memoryview(self._memory)[1 : self.end])
 
 
 def _events_start(text: bytes | bytearray) -> int:
-    """Where the first event may begin: after the list's bracket, at the top or behind its key; -1 unknown."""
+    """Return where the first event may begin, after the bracket of the list at the top or of its key; -1 if unknown."""
     bare = text.lstrip(b"\xef\xbb\xbf \t\r\n")
     if bare[:1] == b"[":
         return len(text) - len(bare) + 1

@@ -12,18 +12,18 @@ import polars as pl
 # Below 2**43 us a float64 still separates neighbouring nanoseconds, so rounding 1000 * ts gives the written one.
 # Absolute times (about 1.7e15 us) are beyond it: their floats are 0.25 us apart.
 EXACT_FLOAT_US = float(2**43)
-# Beyond these (the year 2116, 101 days) a time is damage, and sums of two no longer fit 64 bits.
+# Later times (the year 2116) and longer ones (101 days) are damage: sums of two no longer fit 64 bits.
 LATEST_NS = 2**62
 LONGEST_NS = 2**43 * 1000
 
 _INT64 = 2**63
 _INT64_DIGITS = 19
-# What _from_texts reads in one go: nearly every number that was ever written as a time.
+# The notation that _from_texts vectorises: nearly every time that is written at all.
 _PLAIN_NUMBER = r"^-?\d{1,15}(?:\.\d{1,3})?$|^[1-8]\d{15}(?:\.\d{1,3})?$"
 
 
 class RoundedError(ValueError):
-    """Floats that no longer hold every written nanosecond: their digits are needed."""
+    """Floats are too large to hold every nanosecond that was written: their digits are needed."""
 
 
 def starts(values: Sequence[object]) -> pl.Series:
@@ -92,7 +92,7 @@ def _from_texts(texts: Sequence[str]) -> pl.Series:
 
 
 def _from_json(text: str) -> int | None:
-    """Nanoseconds of a number in quotes, or of one that is not plain."""
+    """Return the nanoseconds of a number in quotes, or of one in another notation."""
     try:
         return _from_decimal(msgspec.json.decode(text) if text.startswith('"') else text)
     except msgspec.DecodeError:

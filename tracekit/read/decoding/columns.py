@@ -1,4 +1,4 @@
-"""Decoded events -> polars frames: two narrow frames of all events, and the arguments of the few that have them."""
+"""Decoded events as polars frames: two narrow frames of all events, and the arguments of the few that have them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tracekit.read.decoding.events import Args, CommArgs, Event, Shape
 from tracekit.read.decoding.spellings import COMM_PREFIXES, LAUNCH_FLOWS, LINK, MEMORY, PYTHON_FRAME
 
 _FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
-# One row an event that is neither a frame of Python nor a memory instant, in file order. Times are absolute ns; `index`
-# is the position among the file's entries.
+# One row for each event that is neither a frame of Python nor a memory instant, in file order. Times are absolute ns;
+# `index` is the position among the file's entries.
 EVENT_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "ph": pl.String(),
@@ -33,16 +33,16 @@ EVENT_SCHEMA: dict[str, pl.DataType] = {
     "correlation": pl.Int64(),
     "sequence": pl.Int64(),
 }
-# One row a frame of Python. They are half of many files and serve few questions, so they lie apart.
+# One row for each Python frame. They are half of many files and few tables need them, so they are kept apart.
 FRAME_SCHEMA: dict[str, pl.DataType] = {name: EVENT_SCHEMA[name] for name in _FRAME_COLUMNS}
-# Of rows on a device.
+# Arguments of events on a device.
 DEVICE_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "stream": pl.Int64(),
     "device": pl.Int64(),
     "copied_bytes": pl.Int64(),
 }
-# Of rows that name a collective; `input_dims` and `input_type` are JSON text.
+# Arguments of events that name a collective; `input_dims` and `input_type` are JSON text.
 COMM_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "collective": pl.String(),
@@ -56,7 +56,7 @@ COMM_SCHEMA: dict[str, pl.DataType] = {
     "input_dims": pl.String(),
     "input_type": pl.String(),
 }
-# One row an allocation or a free (a [memory] instant).
+# One row for each allocation or free (a [memory] instant).
 MEMORY_SCHEMA: dict[str, pl.DataType] = {
     **{name: EVENT_SCHEMA[name] for name in ("index", "cat", "pid", "tid", "ts_ns")},
     "delta_bytes": pl.Int64(),
@@ -82,10 +82,10 @@ SCHEMAS = {
     "flows": FLOW_SCHEMA,
 }
 
-# Of events among the entries of their file.
-_Places = npt.NDArray[np.int64]
-# Columns of SCHEMAS by table, for some events of one file; a table without rows can lack them.
-Pieces = dict[str, dict[str, pl.Series]]
+# Positions of events among the entries of their file.
+_Indices = npt.NDArray[np.int64]
+# Columns by table (a name of SCHEMAS), for one batch of events; a table without rows can be missing.
+BatchColumns = dict[str, dict[str, pl.Series]]
 
 
 class Columns(NamedTuple):
@@ -98,7 +98,7 @@ class Columns(NamedTuple):
     memory: pl.DataFrame
     flows: pl.DataFrame
 
-    def together(self) -> pl.DataFrame:
+    def merged(self) -> pl.DataFrame:
         """Return all events as EVENT_SCHEMA, in file order, with what the frames have beside it (rank and cycle)."""
         apart = [
             self.frames.with_columns(ph=pl.lit("X"), cat=pl.lit(PYTHON_FRAME)),
@@ -106,20 +106,20 @@ class Columns(NamedTuple):
                 ph=pl.lit("i"), name=pl.lit(MEMORY)
             ),
         ]
-        places = [name for name in ("rank", "cycle", "index") if name in self.events.columns]
-        return pl.concat([self.events, *apart], how="diagonal").sort(places)
+        key = [name for name in ("rank", "cycle", "index") if name in self.events.columns]
+        return pl.concat([self.events, *apart], how="diagonal").sort(key)
 
     @property
     def num_events(self) -> int:
-        """Metadata and most flows are no events."""
+        """The number of events; metadata and most flows are not counted."""
         return self.events.height + self.frames.height + self.memory.height
 
 
 class NarrowError(ValueError):
-    """Events with collectives, decoded without the arguments that these have."""
+    """Events with collectives were decoded without the arguments of collectives."""
 
 
-def pieces(events: Sequence[Event], first_index: int, shape: Shape) -> Pieces:
+def batch_columns(events: Sequence[Event], first_index: int, shape: Shape) -> BatchColumns:
     """Return the columns of these events, `base_ns` not yet added to times; metadata rows and most flows are left out.
 
     A query costs polars a fixed time whatever its size, so rows are chosen here in plain lists.
@@ -128,100 +128,100 @@ def pieces(events: Sequence[Event], first_index: int, shape: Shape) -> Pieces:
         NarrowError: the shape lacks the arguments of collectives.
         RoundedError: the shape has times as floats too large to be exact.
     """
-    places = np.arange(first_index, first_index + len(events))
+    indices = np.arange(first_index, first_index + len(events))
     is_frame = [e.cat == PYTHON_FRAME and e.ph == "X" for e in events]
-    frames, frame_places, rest, places = _split(events, places, is_frame)
+    frames, frame_indices, rest, indices = _split(events, indices, is_frame)
     is_instant = [e.name == MEMORY and e.ph == "i" for e in rest]
-    instants, instant_places, rest, places = _split(rest, places, is_instant)
-    is_kept = [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == LINK) for e in rest]
-    kept, kept_places, rest, places = _split(rest, places, is_kept)
-    flows, flow_places, _, _ = _split(rest, places, [e.ph == "s" and e.cat in LAUNCH_FLOWS for e in rest])
-    found: Pieces = {}
+    instants, instant_indices, rest, indices = _split(rest, indices, is_instant)
+    is_row = [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == LINK) for e in rest]
+    rows, row_indices, rest, indices = _split(rest, indices, is_row)
+    flows, flow_indices, _, _ = _split(rest, indices, [e.ph == "s" and e.cat in LAUNCH_FLOWS for e in rest])
+    found: BatchColumns = {}
     if frames:
-        found["frames"] = _spans(frames, frame_places)
+        found["frames"] = _timed(frames, frame_indices)
     if instants:
         args = columns_of([e.args or Args() for e in instants], MEMORY_SCHEMA)
         found["memory"] = {
-            **_moments(instants, instant_places),
+            **_starts(instants, instant_indices),
             "pid": integers([e.pid for e in instants]),
             "cat": texts([e.cat for e in instants]),
             **args,
         }
-    if kept:
-        found.update(_linked(kept, kept_places, shape))
+    if rows:
+        found.update(_with_links(rows, row_indices, shape))
     if flows:
-        found["flows"] = {**_moments(flows, flow_places), "correlation": integers([e.id for e in flows])}
+        found["flows"] = {**_starts(flows, flow_indices), "correlation": integers([e.id for e in flows])}
     return found
 
 
 def _split(
-    events: Sequence[Event], places: _Places, chosen: list[bool]
-) -> tuple[Sequence[Event], _Places, Sequence[Event], _Places]:
-    """The chosen events with their places, and the others with theirs."""
+    events: Sequence[Event], indices: _Indices, chosen: list[bool]
+) -> tuple[Sequence[Event], _Indices, Sequence[Event], _Indices]:
+    """Return the chosen events with their indices, then the others with theirs."""
     mask = np.frombuffer(bytes(chosen), np.bool_)
     if not mask.any():
-        return [], places[:0], events, places
+        return [], indices[:0], events, indices
     others = [] if mask.all() else list(compress(events, map(not_, chosen)))
-    return list(compress(events, chosen)), places[mask], others, places[~mask]
+    return list(compress(events, chosen)), indices[mask], others, indices[~mask]
 
 
-def _moments(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
-    """When each event began, and on which thread of its process."""
+def _starts(events: Sequence[Event], indices: _Indices) -> dict[str, pl.Series]:
+    """Return the start and thread of each event."""
     return {
-        "index": pl.Series(places),
+        "index": pl.Series(indices),
         "tid": integers([e.tid for e in events]),
         "ts_ns": clock.starts([e.ts for e in events]),
     }
 
 
-def _spans(events: Sequence[Event], places: _Places) -> dict[str, pl.Series]:
+def _timed(events: Sequence[Event], indices: _Indices) -> dict[str, pl.Series]:
     return {
-        **_moments(events, places),
+        **_starts(events, indices),
         "pid": integers([e.pid for e in events]),
         "name": texts([e.name for e in events]),
         "dur_ns": clock.lengths([e.dur for e in events]),
     }
 
 
-def _linked(events: Sequence[Event], places: _Places, shape: Shape) -> Pieces:
-    """Events with what links them to others, and the tables of those on a device and of those with a collective."""
+def _with_links(events: Sequence[Event], indices: _Indices, shape: Shape) -> BatchColumns:
+    """Return events with their links to others, arguments of those on a device and of those with a collective."""
     none = CommArgs() if shape.comm else Args()
     args = [e.args or none for e in events]
     device = [n for n, a in enumerate(args) if a.stream is not None or a.device is not None]
-    comm = _collectives([e.name for e in events], [a.collective for a in args])
+    comm = _rows_of_collectives([e.name for e in events], [a.collective for a in args])
     if comm and not shape.comm:
         raise NarrowError
     return {
         "events": {
-            **_spans(events, places),
+            **_timed(events, indices),
             "ph": texts([e.ph for e in events]),
             "cat": texts([e.cat for e in events]),
             **columns_of(args, EVENT_SCHEMA),
         },
-        "device": _table(places, device, args, DEVICE_SCHEMA),
-        "comm": _table(places, comm, args, COMM_SCHEMA),
+        "device": _table(indices, device, args, DEVICE_SCHEMA),
+        "comm": _table(indices, comm, args, COMM_SCHEMA),
     }
 
 
 def _table(
-    places: _Places, rows: list[int], args: Sequence[Args], schema: Mapping[str, pl.DataType]
+    indices: _Indices, rows: list[int], args: Sequence[Args], schema: Mapping[str, pl.DataType]
 ) -> dict[str, pl.Series]:
     if not rows:
         return {}
-    return {"index": pl.Series(places[rows]), **columns_of([args[n] for n in rows], schema)}
+    return {"index": pl.Series(indices[rows]), **columns_of([args[n] for n in rows], schema)}
 
 
-def _collectives(names: Sequence[object], told: Sequence[object]) -> list[int]:
-    """The rows that name a collective, by their own name or in their arguments."""
-    spoken = {name for name in _distinct(names) if name.startswith(COMM_PREFIXES)}
-    if not spoken:
-        return [n for n, collective in enumerate(told) if collective is not None]
-    pairs = enumerate(zip(names, told, strict=True))
-    return [n for n, (name, kind) in pairs if kind is not None or (isinstance(name, str) and name in spoken)]
+def _rows_of_collectives(names: Sequence[object], reported: Sequence[object]) -> list[int]:
+    """Return the positions of events that name a collective, by their own name or in their arguments."""
+    named = {name for name in _distinct(names) if name.startswith(COMM_PREFIXES)}
+    if not named:
+        return [n for n, collective in enumerate(reported) if collective is not None]
+    pairs = enumerate(zip(names, reported, strict=True))
+    return [n for n, (name, kind) in pairs if kind is not None or (isinstance(name, str) and name in named)]
 
 
 def _distinct(names: Sequence[object]) -> set[str]:
-    """The texts among these: few names, many events, so each is looked at once."""
+    """Return the distinct texts: many events have few names, so each is examined once."""
     try:
         found = set(names)
     except TypeError:
@@ -229,8 +229,8 @@ def _distinct(names: Sequence[object]) -> set[str]:
     return {name for name in found if isinstance(name, str)}
 
 
-def stacked(parts: Sequence[Pieces], base_ns: int) -> Columns:
-    """Return the frames of a file, with absolute times; a time that no clock shows is null."""
+def stacked(parts: Sequence[BatchColumns], base_ns: int) -> Columns:
+    """Return the frames of a file, with absolute times; impossible times are null."""
     frames = {
         name: _stack([part[name] for part in parts if part.get(name)], schema) for name, schema in SCHEMAS.items()
     }

@@ -1,4 +1,4 @@
-"""The text of a trace file in blocks, decompressed by what the bytes are and not by how the file is called."""
+"""The text of a trace file in blocks, decompressed by its first bytes and not by its name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tracekit.read.findings import CORRUPT, ENDS_EARLY, READ_SO_FAR, Finding
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# Of frames that hold no data, which may come first; their own first byte counts from 0x50 to 0x5f.
+# Magic of frames that hold no data, which may come first; their own first byte is one of 0x50 to 0x5f.
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
-# Small enough that the allocator hands out the same memory again and again.
+# Bytes of a block: small enough that the allocator reuses the same memory.
 BLOCK_BYTES = 2**18
-# Of compressed data: little more than makes a block, since what is left over is copied each time.
+# Compressed bytes read at once: little more than makes a block, since what is left over is copied each time.
 _CHUNK_BYTES = 2**16
 # Four bytes of zstd can stand for 128 KiB.
 _ZSTD_CHUNK_BYTES = 4096
 
-# JSON traces shrink 15 to 60 fold. What expands further than this, and is large, was made to exhaust its reader.
+# JSON traces are compressed 15 to 60 fold. A large file that expands further than this is a decompression bomb.
 MAX_EXPANSION = 400
 _EXPANSION_MATTERS_FROM = 256 * 2**20
 
@@ -30,7 +30,7 @@ _EXPANSION_MATTERS_FROM = 256 * 2**20
 def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
     """Yield the decompressed text of a file in blocks of about BLOCK_BYTES; only the last may be empty.
 
-    Damage of the compression is added to `findings`; what came before it is yielded.
+    Damage of the compressed data is added to `findings`; text before it is yielded.
 
     Raises:
         InputError: the file cannot be read, is empty, or expands beyond all measure.
@@ -58,7 +58,7 @@ def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterat
         if total > _EXPANSION_MATTERS_FROM and total > MAX_EXPANSION * size:
             raise InputError(
                 f"{path}: {size} bytes expand to more than {total}, over {MAX_EXPANSION}-fold; "
-                f"this is no trace but a decompression bomb, so it was not read"
+                f"this is a decompression bomb, not a trace, and was not read"
             )
         yield block
     if not total and findings:
@@ -68,12 +68,12 @@ def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterat
 
 
 def empty_sentence(path: Path) -> str:
-    """Say that a file holds nothing."""
+    """Return the error text for an empty file."""
     return f"{path}: the file is empty; was the profiler stopped before it wrote the trace?"
 
 
 def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
-    """Undo gzip, member after member; stop at damage and say whether the data is cut or corrupt."""
+    """Yield the text of all gzip members up to damage, and report whether the data is cut or corrupt."""
     from isal import igzip_lib, isal_zlib
 
     member, produced = isal_zlib.decompressobj(wbits=31), 0
@@ -85,8 +85,8 @@ def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
         except (igzip_lib.IsalError, EOFError) as error:  # pyright: ignore[reportGeneralTypeIssues] - stub of an instance
             rest = list(_up_to_damage(file, produced))
             parts.extend(rest)
-            place = produced + sum(map(len, rest))
-            findings.append(Finding(f"{CORRUPT}: gzip data ({error})", place, 1, READ_SO_FAR))
+            offset = produced + sum(map(len, rest))
+            findings.append(Finding(f"{CORRUPT}: gzip data ({error})", offset, 1, READ_SO_FAR))
             break
         parts.append(part)
         produced += len(part)
@@ -99,7 +99,7 @@ def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
                 break
             member = isal_zlib.decompressobj(wbits=31)
         elif not given and not part:
-            # Without input it still gives what it held back for want of room; only then the data ends.
+            # Without input it still returns what did not fit before; only after that the data has ended.
             findings.append(Finding(f"{ENDS_EARLY}: gzip data without its end", produced, 1, READ_SO_FAR))
             break
         if sum(map(len, parts)) >= BLOCK_BYTES:
@@ -109,7 +109,7 @@ def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
 
 
 def _after_member(unused: bytes, file: BinaryIO) -> bytes:
-    """Return what follows a gzip member, without the zeros that tapes and block devices add."""
+    """Return the bytes after a gzip member, without the zero padding that tapes and block devices add."""
     rest = unused.lstrip(b"\0")
     while len(rest) < len(GZIP_MAGIC) and (more := file.read(_CHUNK_BYTES)):
         rest = (rest + more).lstrip(b"\0")
@@ -117,7 +117,7 @@ def _after_member(unused: bytes, file: BinaryIO) -> bytes:
 
 
 def _up_to_damage(file: BinaryIO, known: int) -> Iterator[bytes]:
-    """Yield what lies between the first `known` bytes of text and the damage, which igzip keeps to itself."""
+    """Yield the text between its first `known` bytes and the damage, which igzip does not give out."""
     file.seek(0)
     member, seen = zlib.decompressobj(wbits=31), 0
     steps = [2**16, 4096, 64, 1]
@@ -127,7 +127,7 @@ def _up_to_damage(file: BinaryIO, known: int) -> Iterator[bytes]:
         try:
             part = member.decompress(chunk)
         except zlib.error:
-            # Go back and come nearer in smaller steps.
+            # Go back and approach the damage in smaller steps.
             file.seek(place)
             member = before
             del steps[0]
@@ -144,7 +144,7 @@ def _up_to_damage(file: BinaryIO, known: int) -> Iterator[bytes]:
 
 
 def _unzstd(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
-    """Undo zstd, frame after frame; stop at damage and say whether the data is cut or corrupt."""
+    """Yield the text of all zstd frames up to damage, and report whether the data is cut or corrupt."""
     import zstandard
 
     frame, frame_start, produced = zstandard.ZstdDecompressor().decompressobj(), 0, 0
@@ -154,8 +154,8 @@ def _unzstd(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
             parts.append(frame.decompress(chunk))
         except zstandard.ZstdError as error:
             parts.append(_zstd_up_to_damage(file, frame_start, len(chunk)))
-            place = produced + sum(map(len, parts))
-            findings.append(Finding(f"{CORRUPT}: zstd data ({error})", place, 1, READ_SO_FAR))
+            offset = produced + sum(map(len, parts))
+            findings.append(Finding(f"{CORRUPT}: zstd data ({error})", offset, 1, READ_SO_FAR))
             break
         if frame.eof:
             file.seek(-len(frame.unused_data), os.SEEK_CUR)
@@ -165,13 +165,13 @@ def _unzstd(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
             produced, parts = produced + len(block), []
     else:
         if file.tell() != frame_start:
-            place = produced + sum(map(len, parts))
-            findings.append(Finding(f"{ENDS_EARLY}: zstd data without its end", place, 1, READ_SO_FAR))
+            offset = produced + sum(map(len, parts))
+            findings.append(Finding(f"{ENDS_EARLY}: zstd data without its end", offset, 1, READ_SO_FAR))
     yield b"".join(parts)
 
 
 def _zstd_up_to_damage(file: BinaryIO, frame_start: int, chunk_bytes: int) -> bytes:
-    """Return what the last chunk read gives before the damage, byte by byte."""
+    """Return the text that the last chunk read holds before the damage, decompressed byte by byte."""
     import zstandard
 
     end = file.tell()

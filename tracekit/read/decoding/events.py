@@ -1,4 +1,4 @@
-"""The shape of a Kineto file as it is decoded: its events, their arguments, and the facts around them."""
+"""The types that a Kineto file is decoded as: its events, their arguments, and the metadata around them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 ABSENT = msgspec.Raw()
-# Anything else where a time belongs makes an event damaged: see mend.py.
+# Anything else where a time belongs makes an event damaged: see lenient_json.py.
 Time = int | float | str | None
 
 
@@ -34,7 +34,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 class CommArgs(Args, gc=False):
-    """With those of collectives; shapes and types stay JSON text."""
+    """Arguments of most events and of collectives; shapes and types stay JSON text."""
 
     in_numel: Any = msgspec.field(default=None, name="In msg nelems")
     out_numel: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -65,25 +65,25 @@ class Event(msgspec.Struct, gc=False):
 
 
 class CommEvent(Event, gc=False):
-    """The same with the arguments of collectives."""
+    """An event with the arguments of collectives."""
 
     args: CommArgs | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class ExactEvent(Event, gc=False):
-    """An event of a file whose absolute fractional times do not fit a float: the digits are kept."""
+    """An event of a file whose absolute fractional times do not fit a float; `ts` is the digits as written."""
 
     ts: msgspec.Raw = ABSENT  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class ExactCommEvent(CommEvent, gc=False):
-    """Both."""
+    """An event with the arguments of collectives and exact times."""
 
     ts: msgspec.Raw = ABSENT  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class Distributed(msgspec.Struct):
-    """What ``distributedInfo`` tells; every field can be missing."""
+    """The fields of ``distributedInfo``, each of which can be missing."""
 
     backend: Any = None
     rank: Any = None
@@ -95,7 +95,7 @@ _NAMES = {"events": "traceEvents", "base_ns": "baseTimeNanoseconds", "distribute
 
 
 class Document(msgspec.Struct, Generic[_Kind], rename=_NAMES):
-    """A Kineto file: its events and the few facts around them."""
+    """A Kineto file: its events and the metadata around them."""
 
     events: list[_Kind] = []
     base_ns: Any = None
@@ -104,7 +104,7 @@ class Document(msgspec.Struct, Generic[_Kind], rename=_NAMES):
 
 
 class Shape(NamedTuple):
-    """How much of an event is decoded. Everything costs time, so a file is read in the narrowest shape that does."""
+    """The fields of an event that are decoded. Each costs time, so a file is read in the narrowest shape that works."""
 
     exact: bool = False
     comm: bool = False

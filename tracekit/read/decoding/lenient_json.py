@@ -1,6 +1,6 @@
-"""One object of damaged text: read leniently, else with the faults mended that are known from the field.
+"""Lenient JSON: one object of damaged text, read leniently, else after repairs of faults that real traces have.
 
-Of equal keys in one object the last counts, here as wherever a trace is read.
+Of equal keys in one object the last counts, as everywhere in reading.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _QUOTED_VALUE = re.compile(
     r'(?="\s*(?:,\s*"[A-Za-z_ ]+"\s*:|\}))',
     re.DOTALL,
 )
-# Mending looks at so much text: no event is longer, and a lost quote must not make every attempt a search of the rest.
-_MAX_MENDED_CHARS = 2**16
+# Repairs look at so much text: no event is longer, and a lost quote must not make each attempt search all the rest.
+_MAX_REPAIRED_CHARS = 2**16
 _FEW_DIGITS = 18
 _MOST_DIGITS = 20
-_SHOWN_CHARS = 2**12
-# Of what a cut can make of a token: true, null, an escape.
+_FIRST_CHARS = 2**12
+# Length of a token that a cut can leave incomplete: true, null, an escape.
 _LONGEST_TOKEN = 16
 _TIMES = ("ts", "dur")
 
@@ -57,16 +57,16 @@ _WRITER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Attempt(NamedTuple):
-    """`value`: the object (null: not readable); `end`: where to go on; `cost`: characters looked at."""
+    """The object found (None: not readable), where to continue, what was repaired, and the characters looked at."""
 
     value: dict[str, Any] | None
     end: int
-    mended: list[str]
+    repaired: list[str]
     cost: int
 
 
 def object_at(text: str, start: int, limit: int) -> Attempt:
-    """Return the object that begins at `start`; where it has to be mended it ends before `limit`."""
+    """Return the object that begins at `start`; one that has to be repaired ends before `limit`."""
     value, end = _parse(_STRICT, text, start)
     if value is not None:
         return Attempt(value, end, [], 0)
@@ -75,36 +75,36 @@ def object_at(text: str, start: int, limit: int) -> Attempt:
     cost += end - start
     if value is not None:
         return Attempt(value, end, [] if _has_odd_number(value) else ["raw control characters in text"], cost)
-    candidate = text[start : min(limit, start + _MAX_MENDED_CHARS)]
+    candidate = text[start : min(limit, start + _MAX_REPAIRED_CHARS)]
     for repairs in ((_TOKENS,), (_QUOTES, _TOKENS)):
-        changed, what, steps = candidate, set[str](), list[_Step]()
+        changed, what, steps = candidate, set[str](), list[_Shifts]()
         for repair in repairs:
             changed, step = _replaced(repair, changed, what)
             steps.append(step)
         cost += 10 * len(candidate)
         value, end = _parse(_LENIENT, changed, 0) if what else (None, 0)
         if value is not None:
-            return Attempt(value, start + _before(steps, end), sorted(what), cost)
+            return Attempt(value, start + _position_before(steps, end), sorted(what), cost)
     return Attempt(None, start + 1, [], cost)
 
 
 def whole_object(text: bytes) -> tuple[dict[str, Any], list[str]] | None:
-    """Return what all of this text holds as one object, and what was mended for it; null where it cannot be read."""
+    """Return all of this text as one object, and what was repaired for it; None where it cannot be read."""
     readable = text.decode("utf-8", "replace").strip()
     found = object_at(readable, 0, len(readable)) if readable.startswith("{") else None
     if found is None or found.value is None or readable[found.end :]:
         return None
-    what = set(found.mended)
+    what = set(found.repaired)
     value = _clean(found.value, what)
     return value, sorted(what)
 
 
 def _parse(decoder: json.JSONDecoder, text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the object and its end, or null and how far was looked.
+    """Return the object and its end, or None and how far the decoder read.
 
-    Python's json counts the lines before a fault, so it is only shown as much text as the object turns out to need.
+    Python's json counts the lines before a fault, so it is only given as much text as the object turns out to need.
     """
-    size = _SHOWN_CHARS
+    size = _FIRST_CHARS
     while True:
         part = text[start : start + size]
         try:
@@ -120,8 +120,8 @@ def _parse(decoder: json.JSONDecoder, text: str, start: int) -> tuple[dict[str, 
         return (value, start + end) if isinstance(value, dict) else (None, start + end)
 
 
-# Ends of replacements in the new text, each with how much longer the text has become by then.
-_Step = list[tuple[int, int]]
+# Ends of replacements in the new text, each with the characters that the text has grown by up to there.
+_Shifts = list[tuple[int, int]]
 
 
 class _Repair(NamedTuple):
@@ -129,9 +129,9 @@ class _Repair(NamedTuple):
     replace: Callable[[re.Match[str]], tuple[str, str]]
 
 
-def _replaced(repair: _Repair, text: str, what: set[str]) -> tuple[str, _Step]:
-    """Return the text with one kind of repair made, adding what was wrong to `what`."""
-    step: _Step = []
+def _replaced(repair: _Repair, text: str, what: set[str]) -> tuple[str, _Shifts]:
+    """Return the text after one kind of repair, and its shifts; faults found are added to `what`."""
+    step: _Shifts = []
     longer = 0
 
     def replace(found: re.Match[str]) -> str:
@@ -146,22 +146,22 @@ def _replaced(repair: _Repair, text: str, what: set[str]) -> tuple[str, _Step]:
     return repair.pattern.sub(replace, text), step
 
 
-def _before(steps: list[_Step], position: int) -> int:
-    """Return where a position of the text after these steps was before them."""
+def _position_before(steps: list[_Shifts], position: int) -> int:
+    """Return the position in the original text of a position after these repairs."""
     for step in reversed(steps):
         position -= next((longer for end, longer in reversed(step) if end <= position), 0)
     return position
 
 
 def _token(found: re.Match[str]) -> tuple[str, str]:
-    """Bare inf and nan become null, illegal escapes a backslash of their own."""
+    """Return null for a bare inf or nan, and text with its illegal escapes escaped; and the fault."""
     if found[0][0] != '"':
         return "null", ODD_NUMBER
     return _ESCAPE.sub(lambda e: e[1] or "\\\\" + e[2], found[0]), _ILLEGAL_ESCAPE
 
 
 def _quoted(found: re.Match[str]) -> tuple[str, str]:
-    """Quotes inside a name are escaped, up to the key or brace that must follow it, and a backslash at its end."""
+    """Return a value with the quotes inside it escaped, and a backslash at its end; and the fault."""
     escaped = re.sub(r'(?<!\\)"', r"\"", found[2])
     if (len(escaped) - len(escaped.rstrip("\\"))) % 2:
         return f"{found[1]}{escaped}\\", _ILLEGAL_ESCAPE
@@ -173,11 +173,11 @@ _QUOTES = _Repair(_QUOTED_VALUE, _quoted)
 
 
 def event_of(value: dict[str, Any]) -> tuple[Event, list[str]] | None:
-    """Return an object as an event and what was changed for it; null where it is none (an argument list, say)."""
+    """Return an object as an event and what was repaired for it; None where it is another object (arguments, say)."""
     if "ph" not in value:
         return None
     what: set[str] = set()
-    # What is no time at all is missing: it is counted where times are missing.
+    # A time of another type counts as missing, and is counted with the missing times.
     value = {key: None if key in _TIMES and isinstance(v, bool | list | dict) else v for key, v in value.items()}
     try:
         clean = _clean(value, what)
@@ -195,7 +195,7 @@ def event_of(value: dict[str, Any]) -> tuple[Event, list[str]] | None:
 
 
 def _clean(value: Any, what: set[str], key: str = "") -> Any:
-    """Return the value with what no JSON writer or reader takes replaced: null for numbers, U+FFFD in text."""
+    """Return the value without what JSON cannot hold: such numbers become None, such characters U+FFFD."""
     if isinstance(value, dict):
         return {_clean(k, what): _clean(v, what, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -204,7 +204,7 @@ def _clean(value: Any, what: set[str], key: str = "") -> Any:
         what.add(_SURROGATE)
         return _HALF_PAIR.sub("\ufffd", value)
     if isinstance(value, float):
-        # What is no Decimal was written NaN or Infinity.
+        # Only NaN and Infinity are parsed as floats.
         what.add(ODD_NUMBER)
         return None
     if isinstance(value, Decimal):

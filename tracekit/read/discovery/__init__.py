@@ -1,3 +1,3 @@
-"""Which files a run consists of, which rank and which cycle each of them holds."""
+"""Discovery of the files of a run: where they lie, and the rank and cycle of each."""
 
 from __future__ import annotations

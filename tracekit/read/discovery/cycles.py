@@ -1,4 +1,4 @@
-"""The cycles of a run: which files were recorded in one window, and which window is read."""
+"""The cycles of a run: the files that were recorded in one window, and the window that is read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tracekit.errors import InputError, UsageError
 from tracekit.manifest import Manifest
 from tracekit.read.decoding.batches import EVENTS_KEY
 from tracekit.read.decoding.content import blocks
-from tracekit.read.decoding.metadata import facts_in
+from tracekit.read.decoding.metadata import metadata_in
 from tracekit.read.discovery.sources import Source, in_order
 
 _STEP_IN_NAME = re.compile(r"[-_.]?(?:step|iteration|iter|cycle)[-_=]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _TRACE_IN_NAME = re.compile(r"trace", re.IGNORECASE)
-# The time that tensorboard_trace_handler puts between worker and suffix.
+# The timestamp that tensorboard_trace_handler puts between worker and suffix.
 _STAMP_IN_NAME = re.compile(r"\.(\d{1,30})(?=\.pt\.trace\.json)", re.IGNORECASE)
 
 
 def split_cycles(sources: list[Source]) -> list[Source]:
     """Return the sources with the cycles of flat folders told apart.
 
-    There one worker's files differ by a step number or a time only (``worker0_step_12.1694.pt.trace.json``). The
-    cycle is that step number where every file has one, else the place among the worker's files.
+    There the files of one worker differ only by a step number or a timestamp (``worker0_step_12.1694.pt.trace.json``).
+    The cycle is that step number where every file has one, else the position among the worker's files.
     """
     groups: dict[tuple[Path, int], list[Source]] = {}
     for source in sources:
@@ -33,9 +33,9 @@ def split_cycles(sources: list[Source]) -> list[Source]:
 
 
 def without_strays(sources: list[Source]) -> tuple[list[Source], list[Source]]:
-    """Return the sources, and apart from them other JSON that lies in the folder: it must not count as a rank's file.
+    """Return the sources, and apart from them other JSON files of the folder, which must not count as a rank's.
 
-    Looked into is what neither was named by the user nor is called like a trace. A file that is alone is no stray.
+    Only files are inspected that the user did not name and that have no trace's name. A single file is never a stray.
     """
     strays = [s for s in sources if not s.given and s.rank_in_name is None and not _TRACE_IN_NAME.search(s.path.name)]
     strays = [s for s in strays if len(sources) > 1 and not _holds_events(s.path)]
@@ -45,7 +45,7 @@ def without_strays(sources: list[Source]) -> tuple[list[Source], list[Source]]:
 def choose_cycle(sources: list[Source], wanted: int | None = None, manifest: Manifest | None = None) -> int:
     """Return the cycle to read: the wanted one, else the newest that has all ranks seen in any cycle.
 
-    Recordings that their manifest calls incomplete, and files without a byte, count only where there are no others.
+    Recordings that the manifest calls incomplete, and empty files, count only where there are no others.
 
     Raises:
         UsageError: there is no such cycle.
@@ -72,8 +72,8 @@ def _is_written(path: Path) -> bool:
 def _split(group: list[Source]) -> list[Source]:
     names = [_worker(s.path.name) for s in group]
     count = Counter(names)
-    # All ranks may call themselves alike: then only the traces can tell whose they are.
-    workers = [(name, _told_rank(s.path) if count[name] > 1 else None) for s, name in zip(group, names, strict=True)]
+    # All ranks may have the same worker name: then only the metadata in the traces tells them apart.
+    workers = [(name, _rank_in_file(s.path) if count[name] > 1 else None) for s, name in zip(group, names, strict=True)]
     if len(set(workers)) == len(workers):
         return group
     steps = [_step(s.path.name) for s in group]
@@ -101,15 +101,15 @@ def _age(name: str) -> tuple[int, int, str]:
     return (-1 if step is None else step, int(stamp[1]) if stamp else -1, name)
 
 
-def _told_rank(path: Path) -> int | None:
-    """The rank in the text before the events; null where it does not tell."""
+def _rank_in_file(path: Path) -> int | None:
+    """Return the rank in the metadata before the events, or None."""
     head = _first_block(path) or b""
     events = EVENTS_KEY.search(head)
-    return facts_in(head[: events.start()] if events else head).rank
+    return metadata_in(head[: events.start()] if events else head).rank
 
 
 def _holds_events(path: Path) -> bool:
-    """Whether it looks like a trace, or cannot be read: then the reader says why."""
+    """Return whether it looks like a trace, or cannot be read, which is then reported by the reader."""
     head = _first_block(path)
     return head is None or bool(EVENTS_KEY.search(head)) or b'"ph"' in head
 

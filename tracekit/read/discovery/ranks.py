@@ -1,4 +1,4 @@
-"""Which rank each file holds, how we know, and what is amiss with the ranks of a run as a whole."""
+"""The rank of each file, where it was found, and faults in the ranks of a run as a whole."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import count
 from typing import NamedTuple
 
 from tracekit.errors import InputError
-from tracekit.read.decoding.metadata import Facts
+from tracekit.read.decoding.metadata import Metadata
 from tracekit.read.discovery.sources import Source
 from tracekit.read.findings import Finding
 
-# Larger than any cluster: what a file claims beyond it is damage, and must not be counted through.
+# More than any cluster has: a larger world size is damage, and must not be iterated over.
 _MOST_RANKS = 2**20
 
 
@@ -22,9 +22,9 @@ class Ranked(NamedTuple):
     rank_from: str
 
 
-def assign_ranks(sources: Sequence[Source], told: Sequence[int | None]) -> list[Ranked]:
-    """Return a rank for each file of one cycle: what the trace tells, else its name, else the lowest that is free."""
-    known = [_known(source, rank) for source, rank in zip(sources, told, strict=True)]
+def assign_ranks(sources: Sequence[Source], in_files: Sequence[int | None]) -> list[Ranked]:
+    """Return a rank for each file of one cycle: from its metadata, else its name, else the lowest that is free."""
+    known = [_known(source, rank) for source, rank in zip(sources, in_files, strict=True)]
     taken = {ranked.rank for ranked in known if ranked}
     free = (rank for rank in count() if rank not in taken)
     return [ranked or Ranked(next(free), "order") for ranked in known]
@@ -48,9 +48,9 @@ def refuse_duplicates(sources: Sequence[Source], ranked: Sequence[Ranked]) -> No
         seen[one.rank] = (source, one)
 
 
-def world_size(told: Iterable[Facts], manifest_says: int | None) -> int | None:
-    """Return how many ranks the run had: by its manifest, else the largest number its traces tell; null if unknown."""
-    sizes = [manifest_says] if manifest_says is not None else [facts.world_size for facts in told]
+def world_size(files: Iterable[Metadata], in_manifest: int | None) -> int | None:
+    """Return the number of ranks of the run: from its manifest, else the largest in its files; None if unknown."""
+    sizes = [in_manifest] if in_manifest is not None else [metadata.world_size for metadata in files]
     return max((size for size in sizes if size is not None and 0 < size <= _MOST_RANKS), default=None)
 
 
@@ -59,16 +59,18 @@ def missing_ranks(ranks: Iterable[int], size: int | None) -> list[int]:
     return sorted(set(range(size or 0)) - set(ranks))
 
 
-def rank_findings(ranks: Sequence[int], told: Sequence[Facts], size: int | None) -> list[tuple[int | None, Finding]]:
-    """Return what is amiss, each with the place of the file it is about (null: the run as a whole)."""
+def rank_findings(
+    ranks: Sequence[int], files: Sequence[Metadata], size: int | None
+) -> list[tuple[int | None, Finding]]:
+    """Return faults, each with the index of its file (None: the run as a whole)."""
     found: list[tuple[int | None, Finding]] = []
-    for place, (rank, facts) in enumerate(zip(ranks, told, strict=True)):
-        said = facts.world_size
-        if said is not None and said != size:
-            what = f"world size {said}, where the run has {'an unknown one' if size is None else size}"
-            found.append((place, Finding(what, None, 1, "not used")))
+    for index, (rank, metadata) in enumerate(zip(ranks, files, strict=True)):
+        claimed = metadata.world_size
+        if claimed is not None and claimed != size:
+            what = f"world size {claimed}, where the run has {'an unknown one' if size is None else size}"
+            found.append((index, Finding(what, None, 1, "not used")))
         if size is not None and rank >= size:
-            found.append((place, Finding(f"rank {rank} of a world of {size} ranks", None, 1, "kept")))
+            found.append((index, Finding(f"rank {rank} of a world of {size} ranks", None, 1, "kept")))
     missing = missing_ranks(ranks, size)
     if missing and size is not None:
         what = f"no file of {spans(missing)}: needs {size} of {size} ranks, has {size - len(missing)}"
@@ -77,16 +79,16 @@ def rank_findings(ranks: Sequence[int], told: Sequence[Facts], size: int | None)
     return found
 
 
-def _known(source: Source, told: int | None) -> Ranked | None:
-    if told is not None and 0 <= told < 2**31:
-        return Ranked(told, "distributedInfo")
+def _known(source: Source, in_file: int | None) -> Ranked | None:
+    if in_file is not None and 0 <= in_file < 2**31:
+        return Ranked(in_file, "distributedInfo")
     if source.rank_in_name is not None:
         return Ranked(source.rank_in_name, source.named_by or "file name")
     return None
 
 
 def spans(ranks: list[int]) -> str:
-    """Say of sorted ranks "rank 3" or "ranks 0-33, 35, 37-299", at most a line of it."""
+    """Return sorted ranks as text, "rank 3" or "ranks 0-33, 35, 37-299", of at most a line."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

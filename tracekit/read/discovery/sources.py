@@ -1,8 +1,8 @@
-"""Which files a run consists of, and what their places tell of rank and cycle.
+"""The files that a run consists of, and the rank and cycle that their paths name.
 
 Layouts read: one file; a folder of files; a pattern; our own runs (``rank0.json.gz``, ``cycle1/rank0.json.gz``);
 torchtitan's ``iteration_20/rank0_trace.json.gz``; a folder a rank (``rank0/trace.json``); TensorBoard's and HTA's flat
-folders. Hidden files and folders, among them our cache, are no part of a run.
+folders. Hidden files and folders, among them our cache, are not part of a run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tracekit.read.findings import Finding
 
 _TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
-# The clearest word first: "worker0_rank3" and "local_rank1_rank3" are rank 3. More than six digits are a time or a
-# process, not a rank.
+# The least ambiguous word first: "worker0_rank3" and "local_rank1_rank3" are rank 3. More than six digits are a time
+# or a process, not a rank.
 _RANK_IN_NAME = [
     re.compile(rf"(?:^|[^a-z]){word}[-_=.]?(\d{{1,6}})(?![\d{after}])", re.IGNORECASE)
     for word, after in ((r"(?<!local[-_.])(?<!node[-_.])rank", ""), ("rank", ""), ("worker", ""), ("r", "a-z"))
@@ -33,8 +33,8 @@ _CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", 
 class Source(NamedTuple):
     """One trace file.
 
-    `cycle`: the number of its cycle, 0 where nothing tells; `rank_in_name`: with the part of the path it stands in,
-    `named_by` ("file name" or "folder name"); `given`: the user named this file, rather than a folder that holds it.
+    `cycle`: its number, 0 if unknown; `rank_in_name`: the rank in its path, found in `named_by` ("file name" or
+    "folder name"); `given`: the user named this file, rather than a folder that holds it.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Something in a folder that is not read, and why."""
+    """A path in a folder that is not read, with the reason."""
 
     path: Path
     finding: Finding
@@ -75,7 +75,7 @@ def expand(paths: Iterable[Path]) -> list[Path]:
 def find_sources(paths: Iterable[Path], left_out: list[LeftOut] | None = None) -> list[Source]:
     """Return the trace files below these files and folders, each once, ordered by cycle, rank and name.
 
-    What lies there but cannot be read is added to `left_out`.
+    Files and folders that cannot be read are added to `left_out`.
 
     Raises:
         InputError: a path is neither a file nor a folder, or a folder holds no trace.
@@ -88,7 +88,7 @@ def find_sources(paths: Iterable[Path], left_out: list[LeftOut] | None = None) -
 
 
 def in_order(source: Source) -> tuple[int, int, str]:
-    """Sort key: cycle, rank, name."""
+    """Return the sort key: cycle, rank, name."""
     return (source.cycle, -1 if source.rank_in_name is None else source.rank_in_name, str(source.path))
 
 
@@ -111,12 +111,12 @@ def _walk(folder: Path, left_out: list[LeftOut]) -> Iterator[Path]:
     def note(error: OSError) -> None:
         left_out.append(_left_out(Path(error.filename), f"folder cannot be read ({_reason(error)})", "folder"))
 
-    for place, folders, files in os.walk(folder, onerror=note):
+    for parent, folders, files in os.walk(folder, onerror=note):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         for name in sorted(files):
             if name.startswith(".") or not _TRACE_NAME.search(name) or _NOT_TRACES.search(name):
                 continue
-            file = Path(place, name)
+            file = Path(parent, name)
             if other := _other_kind(file):
                 left_out.append(_left_out(file, other, "file"))
             else:
@@ -133,7 +133,7 @@ def _refuse_other(path: Path) -> None:
 
 
 def _other_kind(path: Path) -> str | None:
-    """What a path is that is neither a file nor a folder; null for one of these."""
+    """Return why a path is neither a file nor a folder, as text; None where it is one."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
