@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import runpy
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):
-    # Started by its path, as torchrun does. The folder is the package `runners` whatever it is called, and wins over
-    # one of that name in the working folder. Beside a checkout's runners lies its tracekit; a wheel's are inside it.
-    here = Path(__file__).resolve().parent
-    sys.path[:1] = [] if here.name == "_runners" else [str(here.parent)]
-    spec = spec_from_file_location("runners", here / "__init__.py", submodule_search_locations=[str(here)])
-    assert spec is not None
-    sys.modules["runners"] = module_from_spec(spec)
+    runpy.run_path(str(Path(__file__).with_name("by_path.py")))["join_package"]()
 
 # Kineto and torch read these when they are loaded; marks of profiler start and allocator notes are of no use here.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")

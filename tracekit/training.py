@@ -27,6 +27,8 @@ ERROR_PREFIX = "error: "
 # torchrun gives its workers 30 seconds to end after SIGTERM, in which the recorder writes what it has.
 GRACE_S = 35.0
 KEPT_LINES = 200
+# A sentence of a program's own, or of its argparse, which puts the program's name before it.
+SENTENCE = re.compile(r"(?:[\w-]+\.py: )?" + re.escape(ERROR_PREFIX) + r"(.*)")
 # The last line of a traceback, with the rank that torch puts before it.
 EXCEPTION = re.compile(r"(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception|Interrupt): .*\S)")
 
@@ -92,7 +94,7 @@ def options(strategy: str) -> str:
 def started(program: Path, args: Sequence[str]) -> str:
     """What a program of the runners' folder prints, run in a process of its own without torchrun.
 
-    Raises LaunchError, with its reason from stderr, when it fails.
+    Raises LaunchError with the reason, from its stderr, when it fails.
     """
     done = subprocess.run(
         [sys.executable, str(program), *args],
@@ -104,7 +106,7 @@ def started(program: Path, args: Sequence[str]) -> str:
     )
     if done.returncode:
         lines = done.stderr.splitlines()
-        raise LaunchError(f"{program.name} failed: {reason(lines, done.returncode)}", lines[-KEPT_LINES:])
+        raise LaunchError(reason(lines, done.returncode), lines[-KEPT_LINES:])
     return done.stdout.rstrip()
 
 
@@ -122,13 +124,12 @@ def environment() -> dict[str, str]:
 
 def reason(lines: Sequence[str], code: int) -> str:
     """Why a run failed, from its stderr: the program's own sentence, else the last exception, else the exit code."""
-    # The program's own line, or argparse's, which has the program's name before it.
-    told = [line.partition(ERROR_PREFIX)[2] for line in lines if line.startswith((ERROR_PREFIX, f"{TRAIN.name}: "))]
+    told = [match[1] for line in lines if (match := SENTENCE.match(line))]
     if told:
         return told[0]
     # torchrun's own traceback comes last and tells only that a child failed.
     causes = [match[1] for line in lines if (match := EXCEPTION.match(line)) and "ChildFailedError" not in line]
-    return causes[-1] if causes else f"torchrun ended with code {code}"
+    return causes[-1] if causes else f"the program ended with code {code}"
 
 
 def _drain(stream: TextIO, take: Callable[[str], None]) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-# A process group is one a process, and torch takes seconds to load: one process loads it and forks one for each case.
-# Polars comes after the fork, as its threads would not survive it.
+from tracekit import cli, training
+from tracekit.plan import proof
+
+# Torch takes seconds to load: one process loads it and forks one for each case.
 PROVER = """
 import json, os, sys, tempfile
 import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor.parallel
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed import fake_pg
-from runners import strategies, train
+from runners import dry_run
 
 for name in ("fsdp2", "hsdp", "fsdp2_tp", "zero2_fsdp2"):
     __import__(f"runners.strategies.{name}")
@@ -27,8 +28,7 @@ for line in sys.stdin:
             os.dup2(said.fileno(), 1), os.dup2(said.fileno(), 2)
             code = 70
             try:
-                from tracekit import cli
-                code = cli.run(json.loads(line))
+                code = dry_run.main(json.loads(line))
             except BaseException:
                 import traceback
                 traceback.print_exc()
@@ -59,32 +59,81 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def prove():
-    """A function that proves a plan and returns the exit code and what was printed."""
+def prover():
+    """A function that takes the place of `training.started`: the dry run in a fork of one process."""
     pytest.importorskip("torch")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    root = str(training.RUNNERS.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": training.environment() | {"PYTHONPATH": path}}
     with subprocess.Popen([sys.executable, "-c", PROVER], text=True, **pipes) as process:
 
-        def asked(strategy, model, mesh, args):
-            command = ["plan", "--strategy", strategy, "--model", model, "--mesh", mesh, "--prove", *args]
-            process.stdin.write(json.dumps(command) + "\n")
+        def started(program, args):
+            assert program == proof.DRY_RUN
+            process.stdin.write(json.dumps(args) + "\n")
             process.stdin.flush()
-            return json.loads(process.stdout.readline())
+            code, said = json.loads(process.stdout.readline())
+            assert code == 0, said[-4000:]
+            return said
 
-        yield asked
+        yield started
         process.stdin.close()
+
+
+def prove(*args):
+    return cli.run(["plan", "--prove", "--table", "volume", *args])
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join((*case[:3], *case[3])))
-def test_torch_issues_the_planned_calls(prove, case):
-    code, said = prove(*case)
-    assert code == 0, said[-2000:]
-    assert "torch's own code issues the same" in said
+def test_torch_issues_the_planned_calls(prover, monkeypatch, capfd, case):
+    monkeypatch.setattr(training, "started", prover)
+    strategy, model, mesh, args = case
+    assert prove("--strategy", strategy, "--model", model, "--mesh", mesh, *args) == 0
+    assert "torch's own code issues the same" in capfd.readouterr().err
 
 
 @pytest.mark.integration
-def test_a_large_model_agrees_too(prove):
-    code, said = prove("fsdp2", "7b", "dp_shard=8", ["--seq-len", "16"])
-    assert code == 0, said[-2000:]
-    assert "the same 98 collectives" in said
+def test_a_large_model_agrees_too(prover, monkeypatch, capfd):
+    monkeypatch.setattr(training, "started", prover)
+    assert prove("--strategy", "fsdp2", "--model", "7b", "--mesh", "dp_shard=8", "--seq-len", "16") == 0
+    assert "the same 98 collectives" in capfd.readouterr().err
+
+
+@pytest.mark.integration
+def test_the_dry_run_is_a_process_of_its_own_and_refuses_in_a_sentence(capfd):
+    pytest.importorskip("torch")
+    mesh = ("--model", "nano", "--mesh", "dp_shard=2")
+    assert prove("--strategy", "fsdp2", *mesh) == 0
+    assert "the same 8 collectives" in capfd.readouterr().err
+    assert prove("--strategy", "fsdp2-tp", "--model", "odd", "--mesh", "dp_shard=2,tp=2") == 2
+    assert "is refused by the dry run: 3 heads, 1 key heads and 51 hidden columns" in capfd.readouterr().err
+
+
+def test_a_plan_that_torch_does_not_share_is_told_call_by_call(monkeypatch, capfd):
+    pytest.importorskip("torch")
+    calls = [["", "forward", 0, "all_gather", "dp_shard", 2, "bfloat16", 1032, 2064]]
+    monkeypatch.setattr(training, "started", lambda program, args: json.dumps({"calls": calls}))
+    assert prove("--strategy", "fsdp2", "--model", "nano", "--mesh", "dp_shard=2") == 1
+    err = capfd.readouterr().err
+    # The first of the plan's eight calls is the only one that both sides have.
+    assert "torch's own code differs in 7 calls" in err
+    assert "'place': 1, 'side': 'plan'" in err
+
+
+def test_options_of_the_program_are_those_of_the_manifest():
+    from tracekit.plan.build import manifest, model_parameters
+    from tracekit.reference_models import SIZES
+
+    made = manifest(
+        "hsdp",
+        model_parameters(SIZES["nano"]),
+        mesh={"dp_replicate": 2, "dp_shard": 4},
+        micro_batches=2,
+        reshard=True,
+        options={"sync_every_micro_batch": False, "all_reduce_every_micro_batch": True, "clip_grad_norm": 1.0},
+    )
+    assert proof.arguments(made, "nano") == [
+        *("--model", "nano", "--micro-batches", "2"),
+        *("--reshard", "layers.0=true", "--reshard", "layers.1=true", "--reshard", "root=true"),
+        *("--dp-replicate", "2", "--no-sync-every-micro-batch", "--clip-grad-norm", "1.0"),
+    ]

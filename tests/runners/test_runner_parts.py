@@ -73,8 +73,8 @@ def test_the_decoder_does_not_look_ahead():
             ["[rank0]: RuntimeError: CUDA error: out of memory", "torch.distributed.x.ChildFailedError: no"],
             "RuntimeError: CUDA error: out of memory",
         ),
-        (["nothing told"], "torchrun ended with code 7"),
-        ([], "torchrun ended with code 7"),
+        (["nothing told"], "the program ended with code 7"),
+        ([], "the program ended with code 7"),
     ],
 )
 def test_why_a_run_failed(lines, reason):

@@ -233,10 +233,9 @@ def _prove(manifest: Manifest, calls: pl.DataFrame, model: str | None) -> None:
     if model is None:
         raise UsageError("--prove runs the runners' decoder: give --model")
     require("record", "--prove")
-    from tracekit.plan.prove import arguments, differences, prove
+    from tracekit.plan.proof import differences, prove
 
-    mesh = {axis.axis: axis.size for axis in manifest.mesh}
-    proved = prove(manifest.strategy, _size(model), mesh, arguments(manifest, model))
+    proved = prove(manifest, model)
     apart = differences(calls, proved)
     if apart.is_empty():
         print(f"torch's own code issues the same {proved.height:,} collectives, call by call", file=sys.stderr)

@@ -81,7 +81,7 @@ def _list_options(strategy: str) -> None:
     try:
         print(launch.options(strategy))
     except launch.LaunchError as error:
-        raise RecordingError(" ".join(str(error).split())) from error
+        raise RecordingError(f"the options of {strategy} cannot be listed: {' '.join(str(error).split())}") from error
 
 
 def record(

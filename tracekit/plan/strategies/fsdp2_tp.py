@@ -1,7 +1,7 @@
 """FSDP2 over matrices that tensor parallelism has split, and the all-reduces of activations that splitting costs.
 
 Source: torch 2.13, torch/distributed/tensor/parallel/style.py (`ColwiseParallel`, `RowwiseParallel`), and call by call
-from torch's own code (tracekit.plan.prove).
+from torch's own code (tracekit.plan.proof).
 
 - A matrix split by columns lies as Shard(0) on tp, one split by rows as Shard(1); the shard axis gathers and reduces
   the rank's own part of it. Norms, embeddings and output stay whole.
