@@ -5,6 +5,7 @@ Each case asks a fresh interpreter, since this one has long imported everything.
 
 from __future__ import annotations
 
+import ast
 import json
 import pkgutil
 import subprocess
@@ -86,3 +87,21 @@ def test_the_recorder_and_the_runners_need_torch_and_the_standard_library_only()
     modules = [name for name in [*modules_of("tracekit.record"), *modules_of("runners")] if "__main__" not in name]
     loaded = loaded_after(importing(modules), blocked=absent)
     assert not loaded & absent
+
+
+def test_tracekit_imports_neither_training_programs_nor_analysis_scripts():
+    names = [
+        (path, name)
+        for path in (ROOT / "tracekit").rglob("*.py")
+        if "_runners" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for name in _imported(node)
+    ]
+    assert len(names) > 500
+    assert [(path, name) for path, name in names if name.partition(".")[0] in ("runners", "analysis")] == []
+
+
+def _imported(node):
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
