@@ -57,9 +57,9 @@ def test_every_chart_is_drawn_and_fits(open_page, report, size):
     assert page.evaluate(wide) == 0
 
 
-def test_verdicts_are_seen_without_scrolling(open_page, report):
+def test_sentences_are_seen_without_scrolling(open_page, report):
     page = opened(open_page, report, LAPTOP)
-    for article in page.locator(".verdict .first").all():
+    for article in page.locator(".sentences .first").all():
         box = article.bounding_box()
         assert box["y"] + box["height"] < LAPTOP[1]
         assert "Ψ" in article.inner_text()

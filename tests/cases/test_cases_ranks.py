@@ -20,7 +20,7 @@ from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew
 from tracekit.model.run import Run
-from tracekit.report.sentences import verdicts
+from tracekit.report.sentences import sentences
 
 N = len(COMMON)
 TOLD, FILE, FOLDER, ORDER = "distributedInfo", "file name", "folder name", "order"
@@ -235,7 +235,7 @@ def test_what_needs_all_ranks_says_so(tmp_path: Path) -> None:
     assert skew(run)["wait_ns"].to_list() == [None, None]
     assert run.collectives["payload_bytes"].to_list() == [128, 128]
     told = "Waits and skew of all 2 collectives are unknown: needs 4 of 4 ranks, has 2 (no file of ranks 1, 3)."
-    assert told in verdicts(run)
+    assert told in sentences(run)
 
 
 def test_paths_in_a_manifest_are_not_followed(tmp_path: Path) -> None:
@@ -304,4 +304,4 @@ def test_a_step_without_device_activity_is_no_complete_one(
     assert complete_steps(run)["step"].to_list() == complete
     if reason:
         assert run.steps.filter(~run.steps["complete"])["reason"].unique().to_list() == [reason]
-        assert any(reason in sentence for sentence in verdicts(run))
+        assert any(reason in sentence for sentence in sentences(run))

@@ -109,7 +109,7 @@ def reports(monkeypatch, tmp_path):
     def write_report(runs, out, *, force):
         calls.append(([run.name for run in runs], out, force))
         names = {"html": out / "report.html", "json": out / "report.json", "trace": out / "trace.pftrace"}
-        return SimpleNamespace(**names, verdicts=["FSDP2 moved [2.93Ψ]."])
+        return SimpleNamespace(**names, sentences=["FSDP2 moved [2.93Ψ]."])
 
     module = ModuleType("tracekit.report.write")
     module.write_report = write_report
@@ -131,10 +131,10 @@ def test_report_says_what_was_found_and_what_to_open(reports, tmp_path, capsys):
 
 
 def test_demo_records_both_and_explains_them(launched, reports, tmp_path, monkeypatch, capsys):
-    from tracekit.report import description as facts
+    from tracekit.report import description
 
     numbers = {"measured_psi": 2.7647, "theory_psi": 3.0, "hidden_ratio": 0.314, "step_ns": 131e6, "peak_bytes": None}
-    monkeypatch.setattr(facts, "summary", lambda run: numbers)
+    monkeypatch.setattr(description, "summary", lambda run: numbers)
     assert cli.run(["demo", "--out", str(tmp_path)]) == 0
     common = ["--model", "tiny", "--overwrite"]
     assert launched == [

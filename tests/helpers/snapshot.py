@@ -42,8 +42,8 @@ def keep(out: Path) -> None:
     """Writes a folder a run: a Parquet file a table, and what is said of the run as JSON."""
     import tracekit
     from tracekit import table_registry
-    from tracekit.report.description import facts, summary
-    from tracekit.report.sentences import verdicts
+    from tracekit.report.description import description, summary
+    from tracekit.report.sentences import sentences
 
     for path in runs():
         folder = out / f"{path.parent.name}__{path.name}"
@@ -59,7 +59,7 @@ def keep(out: Path) -> None:
                     run.table(name, by=by).write_parquet(folder / f"{'-'.join([name, *(by and ('by', *by))])}.parquet")
                 except Exception as error:  # noqa: BLE001 - what a table refuses is compared too
                     about[name] = f"{type(error).__name__}: {error}"
-            about |= {"verdicts": verdicts(run), "facts": facts(run), "summary": summary(run)}
+            about |= {"verdicts": sentences(run), "facts": description(run), "summary": summary(run)}
         (folder / "about.json").write_text(json.dumps(about, indent=1, default=str))
 
 

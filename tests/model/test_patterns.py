@@ -10,7 +10,7 @@ from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.unclassified import unclassified
 from tracekit.errors import UsageError
 from tracekit.model.patterns import Pattern
-from tracekit.report.sentences import verdicts
+from tracekit.report.sentences import sentences
 
 RING = kernel("my_ring_reduce<4>", 1060, 100, stream=20, correlation=2)
 ODD = span("mystery", 1120, 10, cat="mtia_ccp_events", tid=3, pid=0)
@@ -117,4 +117,4 @@ def test_annotations_without_kernels_are_not_zero_communication(tmp_path: Path) 
     assert overlap(run).select("num_collectives", "comm_ns", "exposed_ns", "overlap_ratio").rows() == [
         (1, None, None, None)
     ]
-    assert "was the device's activity recorded" in verdicts(run)[0]
+    assert "was the device's activity recorded" in sentences(run)[0]

@@ -53,10 +53,10 @@ def page():
     return page_of(fake_run("fsdp2"), fake_run("zero2"))
 
 
-def test_verdicts_come_first(page):
+def test_sentences_come_first(page):
     words_shown = [text for text in page.text if text.strip()]
-    verdict = next(i for i, text in enumerate(words_shown) if "moved 2.00Ψ" in text)
-    assert verdict < words_shown.index("How much moved", verdict)
+    sentence = next(i for i, text in enumerate(words_shown) if "moved 2.00Ψ" in text)
+    assert sentence < words_shown.index("How much moved", sentence)
 
 
 def test_each_question_has_a_chart_a_run_and_a_table(page):
@@ -135,7 +135,7 @@ def test_chart_json_holds_no_tag_and_no_line_separator():
 
 def test_the_same_runs_make_the_same_page():
     # Sentences are another module's.
-    one, two = (dashboard([replace(analyse(fake_run(), "fsdp2"), verdicts=["The verdict."])]) for _ in range(2))
+    one, two = (dashboard([replace(analyse(fake_run(), "fsdp2"), sentences=["The sentence."])]) for _ in range(2))
     assert one == two
 
 
@@ -162,10 +162,3 @@ def test_comparison_in_words():
     assert shown["step"] == ("2.00 ms", "1.00 ms", "−1.00 ms (−50 %)")
     assert shown["communication hidden"] == ("50.0 %", "25.0 %", "−25.0 points")
     assert shown["volume measured"] == ("3.000Ψ", "–", "–")
-
-
-def test_sizes_and_counts_in_words():
-    assert wording.size(1536) == "1.50 KiB"
-    assert wording.size(12) == "12 B"
-    assert wording.count(4_458_752) == "4.46 million"
-    assert wording.count(12) == "12"

@@ -1,20 +1,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from fake_runs import empty_run, fake_run
 
+import tracekit
 from tracekit import table_registry
 from tracekit.errors import UsageError
+from tracekit.model.device_time import compute_cover
 from tracekit.report.write import analyse, write_report
+from tracekit.table_registry import Table
+
+TRACES = Path(__file__).parents[2] / "traces"
 
 
 def test_three_files_and_the_sentences(tmp_path):
     paths = write_report([fake_run()], tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "trace.pftrace"]
     assert paths.html.read_text("utf-8").startswith("<!doctype html>")
-    assert paths.verdicts[0].startswith("FSDP2 without resharding moved 2.00Ψ")
+    assert paths.sentences[0].startswith("FSDP2 without resharding moved 2.00Ψ")
 
 
 def test_numbers_are_whole_and_unknown_is_null(tmp_path):
@@ -59,7 +66,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     paths = write_report([fake_run("run"), fake_run("run")], tmp_path)
     names = [run["name"] for run in json.loads(paths.json.read_text("utf-8"))["runs"]]
     assert names == ["run (1)", "run (2)"]
-    assert paths.verdicts[0].startswith("run (1): ")
+    assert paths.sentences[0].startswith("run (1): ")
 
 
 def test_nothing_is_replaced_unasked(tmp_path):
@@ -76,6 +83,28 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         write_report([fake_run()], tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_each_table_is_made_once(tmp_path, monkeypatch):
+    made, covers = Counter(), []
+    make = Table.make
+
+    def counted(table, run, by=()):
+        made[table.name, tuple(by)] += 1
+        return make(table, run, by)
+
+    def covered(work):
+        covers.append(work.height)
+        return compute_cover(work)
+
+    monkeypatch.setattr(Table, "make", counted)
+    monkeypatch.setattr("tracekit.model.run.compute_cover", covered)
+    runs = [tracekit.open(TRACES / name, cache=False) for name in ("fsdp2", "zero2")]
+    write_report(runs, tmp_path / "out")
+    in_report = {(table.name, ()) for table in table_registry.TABLES if table.in_report}
+    assert in_report <= set(made)
+    assert set(made.values()) == {len(runs)}
+    assert len(covers) == len(runs)
 
 
 def test_no_run_is_one_sentence(tmp_path):

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from planned_runs import as_planned, run_as_planned
 
 from tracekit.manifest import Held, Precision, RankInfo, StepTimes
-from tracekit.report.sentences import verdicts
+from tracekit.report.sentences import sentences
 
 
 def sentence(run, start) -> str | None:
-    return next((text for text in verdicts(run) if text.startswith(start)), None)
+    return next((text for text in sentences(run) if text.startswith(start)), None)
 
 
 def test_fsdp2_is_told_why_it_moves_less():
@@ -29,15 +29,15 @@ def test_deepspeed_is_told_what_it_does_instead():
     manifest = manifest_of("zero2", model, units=("",), precision=Precision("bfloat16", None))
     run = run_as_planned(manifest, work=[work("compute", "stream 7", 0, 1)])
     assert sentence(run, "DeepSpeed's stage 2") == (
-        "DeepSpeed's stage 2 moved 3.00Ψ a step, not 2Ψ: it all-reduces gradients (2Ψ) where the lesson "
+        "DeepSpeed's stage 2 moved 3.00Ψ a step, not 2Ψ: it all-reduces gradients (2Ψ) where the ZeRO paper "
         "reduce-scatters them (Ψ); 100 % of its time was hidden under compute."
     )
 
 
-def test_what_the_lesson_says_is_said_to_be_so():
+def test_what_the_closed_form_says_is_said_to_be_so():
     text = sentence(run_as_planned(manifest_of("zero2-fsdp2", SMALL)), "FSDP2 without resharding")
     assert text is not None
-    assert "moved 2.00Ψ a step, as the lesson says; " in text
+    assert "moved 2.00Ψ a step, as the closed form says; " in text
 
 
 def test_several_reasons_are_named_largest_first():
@@ -90,20 +90,20 @@ def test_the_largest_exposed_part_is_named_with_its_place():
     )
 
 
-def test_memory_stands_beside_its_floor():
+def test_memory_stands_beside_its_model_states():
     held = Held(parameters=1024, optimizer_state=2048)
     manifest = replace(manifest_of("fsdp2", SMALL), ranks=[RankInfo(rank=0, device="cpu", held_bytes=held)])
     events = [{"device": "cpu", "ts_ns": 1, "delta_bytes": 4096, "category": "activations"}]
     assert sentence(run_of(manifest, allocations=events), "Memory") == (
         "Memory peaked at 7.00 KiB on rank 0, the largest part activations (4.00 KiB), "
-        "6.81 KiB above the lesson's floor of 192 B."
+        "6.81 KiB above the 192 B of model states in the closed form."
     )
 
 
 def test_81_decimal_gigabytes_are_told_in_binary_ones():
     events = [{"ts_ns": 1, "delta_bytes": 81_352_720_384, "category": "activations"}]
     assert sentence(run_of(allocations=events), "Memory") == (
-        "Memory peaked at 75.77 GiB on rank 0, the largest part activations (75.77 GiB); its floor is unknown."
+        "Memory peaked at 75.77 GiB on rank 0, the largest part activations (75.77 GiB); its model states are unknown."
     )
 
 
@@ -118,7 +118,7 @@ def test_a_foreign_trace_is_told_in_bytes_with_what_is_missing():
     )
     moved = "Each rank moved, in one step: all_gather 1.00 KiB in 1 call, broadcast of unknown size in 1 call"
     exposed = "Exposed communication took 50.0 µs of a step of 150.0 µs (33 %)"
-    assert verdicts(run) == [
+    assert sentences(run) == [
         f"{moved}; 50 % of its time was hidden under compute.",
         "Sizes are known for 1 of 2 collectives, so totals are lower bounds.",
         f"{exposed}; the largest part, 50.0 µs, is all_gather, layer and phase unknown.",
@@ -136,8 +136,8 @@ def test_a_share_is_not_rounded_to_all_or_nothing():
     hardly = run_of(
         steps=[step(5, 0, 3000)], work=kernels, collectives=[collective("all_gather", "stream 20", 998, 1998)]
     )
-    assert "; more than 99 % of its time was hidden" in verdicts(nearly)[0]
-    assert "; less than 1 % of its time was hidden" in verdicts(hardly)[0]
+    assert "; more than 99 % of its time was hidden" in sentences(nearly)[0]
+    assert "; less than 1 % of its time was hidden" in sentences(hardly)[0]
 
 
 def test_exposed_communication_of_two_steps_at_once_is_no_more_than_the_steps():
@@ -169,7 +169,7 @@ def test_a_place_is_told_as_far_as_it_is_known(layer, phase, place):
 
 def test_unknown_sizes_are_said_to_be_unknown():
     run = run_of(steps=[step(5, 0, 1)], collectives=[collective("all_gather", "stream 20", 0, 1)])
-    assert "The sizes of all 1 collectives are unknown: only their durations can be told." in verdicts(run)
+    assert "The sizes of all 1 collectives are unknown: only their durations can be told." in sentences(run)
 
 
 def test_the_price_of_recording_is_told_when_it_is_felt():
@@ -190,12 +190,12 @@ def test_incomplete_steps_are_told_with_their_reasons_most_frequent_first():
         "no activity (2 steps); ends early (1 step)."
     )
     cut = run_of(steps=[step(5, 0, 1), step(6, 1, 2, complete=False)])
-    assert "1 of 2 recorded steps is incomplete and stands outside comparisons." in verdicts(cut)
+    assert "1 of 2 recorded steps is incomplete and stands outside comparisons." in sentences(cut)
 
 
 def test_without_a_complete_step_means_are_not_said_to_be_of_complete_ones():
     run = run_of(steps=[step(5, 0, 1, complete=False), step(6, 1, 2, complete=False)])
-    assert "All 2 recorded steps are incomplete, so no mean is one of whole steps." in verdicts(run)
+    assert "All 2 recorded steps are incomplete, so no mean is one of whole steps." in sentences(run)
 
 
 def test_many_reasons_are_counted():
@@ -249,13 +249,13 @@ def test_waits_that_need_missing_ranks_are_said_to_need_them():
 def test_work_outside_steps_is_told_from_one_percent_on(length, told):
     outside = work("compute", "stream 7", 200, 200 + length, step=None)
     run = run_of(steps=[step(5, 0, 100)], work=[work("compute", "stream 7", 0, 99), outside])
-    text = next((t for t in verdicts(run) if "outside all steps" in t), None)
+    text = next((t for t in sentences(run) if "outside all steps" in t), None)
     assert text is None if told is None else (text or "").startswith(told)
 
 
 @pytest.mark.parametrize("manifest", [None, manifest_of("fsdp2", SMALL), manifest_of("unheard of", SMALL)])
 def test_an_empty_run_is_told_to_be_empty(manifest):
-    texts = verdicts(run_of(manifest))
+    texts = sentences(run_of(manifest))
     assert texts[0] == "No collective was found, so there is no communication to account for."
     assert all(text.endswith(".") and "None" not in text and "nan" not in text for text in texts)
 
@@ -266,7 +266,7 @@ def test_names_of_traces_and_manifests_cannot_write_to_the_terminal():
     named = pl.lit(odd)
     run.collectives = run.collectives.with_columns(layer=named, kind=named, phase=pl.lit("forward"))
     run.work = run.work.with_columns(layer=named)
-    said = " ".join(verdicts(run))
+    said = " ".join(sentences(run))
     assert "\\x1b[31m\\u202e\\x00xxx" in said
     assert said.isprintable()
     assert len(said) < 2_000

@@ -51,13 +51,13 @@ def command(
 
 
 def tell_report(paths: ReportPaths) -> None:
-    """Prints the verdicts and which files to open."""
+    """Prints the sentences and which files to open."""
     from rich.text import Text
 
     from tracekit.cli.console import console
 
     screen = console()
-    for sentence in paths.verdicts:
+    for sentence in paths.sentences:
         screen.print(Text(f"• {plain_line(sentence)}"), soft_wrap=not screen.is_terminal)
     for what, path in (("dashboard", paths.html), ("numbers", paths.json), ("Perfetto trace", paths.trace)):
         screen.print(Text(f"{what:<15} {plain_line(str(path))}"), soft_wrap=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.export.terminal import ABSENT
 from tracekit.text import plain
+from tracekit.units import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

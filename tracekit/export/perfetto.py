@@ -55,7 +55,7 @@ def write_trace(runs: Sequence[Run], path: Path) -> None:
 
 
 def packets(runs: Sequence[Run]) -> Iterator[bytes]:
-    """Return the serialised packets, in the order of the file."""
+    """The serialised packets, in the order of the file."""
     frames = [(slices(run), counters(run)) for run in runs]
     shifts = _shifts(frames)
     names = _names([frame for frame, _ in frames])
@@ -66,7 +66,7 @@ def packets(runs: Sequence[Run]) -> Iterator[bytes]:
 
 
 def counters(run: Run) -> pl.DataFrame:
-    """Return the counters of a run: rank, name, device, `value` in bytes at `ts_ns`, in order of time.
+    """The counters of a run: rank, name, device, `value` in bytes at `ts_ns`, in order of time.
 
     Memory is the curve of `tracekit.analyzers.memory`. Bytes moved is the sum of the payloads of the collectives that
     have ended, those with a known payload.
@@ -82,10 +82,8 @@ def counters(run: Run) -> pl.DataFrame:
         )
     )
     columns = ["rank", "name", "device", "ts_ns", "value"]
-    from tracekit.analyzers.memory import memory  # the one place that knows what a CPU held before the window
-
     memory = (
-        memory(run)
+        run.table("memory")
         .unpivot(list(_MEMORY_COUNTERS), index=["rank", "device", "ts_ns"], variable_name="name", value_name="value")
         .with_columns(pl.col("name").replace(_MEMORY_COUNTERS))
     )

@@ -59,12 +59,12 @@ SCHEMA: dict[str, pl.DataType] = {
 
 
 def slices(run: Run) -> pl.DataFrame:
-    """Return every slice of a run: columns of `SCHEMA`, sorted by rank, track, lane and start."""
+    """Every slice of a run: columns of `SCHEMA`, sorted by rank, track, lane and start."""
     return slices_of(run.steps, run.work, run.collectives, run.compute_cover)
 
 
 def slices_of(steps: pl.DataFrame, work: pl.DataFrame, collectives: pl.DataFrame, cover: Cover) -> pl.DataFrame:
-    """Return the slices of these tables of a run, as `slices` does; `cover` is its compute cover."""
+    """The slices of these tables of a run, as `slices` does; `cover` is its compute cover."""
     ran = _with_ends(work)
     named = _named(ran.join(_what_it_carries(collectives), on=["rank", "cycle", "index"], how="left"))
     parts = [
@@ -82,7 +82,7 @@ def slices_of(steps: pl.DataFrame, work: pl.DataFrame, collectives: pl.DataFrame
 
 
 def exposed_slices(work: pl.DataFrame, cover: Cover) -> pl.DataFrame:
-    """Return the parts of the communication during which no compute runs on the same device.
+    """The parts of the communication during which no compute runs on the same device.
 
     Their total is the exposed time: where collectives run at once, the time is drawn once, under the one that
     began first.
@@ -102,7 +102,7 @@ def exposed_slices(work: pl.DataFrame, cover: Cover) -> pl.DataFrame:
 
 
 def label_runs(work: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return the stretches during which a rank computes in one phase or layer (`column`), a slice each.
+    """The stretches during which a rank computes in one phase or layer (`column`), a slice each.
 
     A stretch ends with its last work, or where the next stretch begins. Work without a label ends a stretch.
     """
@@ -125,7 +125,7 @@ def label_runs(work: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def split_rows(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame with `row` set so that slices of one lane and row never overlap."""
+    """The frame with `row` set so that slices of one lane and row never overlap."""
     if frame.is_empty():
         return frame
     key = pl.struct("rank", "track", "device", "lane").rank("dense").alias("_key")
@@ -135,7 +135,7 @@ def split_rows(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def first_free_row(keys: IntArray, starts: IntArray, ends: IntArray) -> list[int]:
-    """Return the lowest free row of each slice; input is sorted by key, then start."""
+    """The lowest free row of each slice; input is sorted by key, then start."""
     previous_end = np.concatenate(([0], ends[:-1]))
     fits = (starts >= previous_end) | np.concatenate(([True], keys[1:] != keys[:-1]))
     if fits.all():  # the usual case: work on a lane is serial

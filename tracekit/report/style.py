@@ -63,7 +63,7 @@ SERIES = ["#2f5d8a", "#e69f00", "#57a773", "#b05a8f", "#8ec6e6", "#c9b458", "#d9
 
 
 def config() -> dict[str, Any]:
-    """Return the Vega-Lite configuration of every chart."""
+    """The Vega-Lite configuration of every chart."""
     axis = {
         "labelColor": QUIET,
         "titleColor": QUIET,

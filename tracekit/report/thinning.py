@@ -13,28 +13,26 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.layer_names import NO_LAYER, ROOT
+from tracekit.units import BYTES_PER_MIB, NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_ROWS = 4_000
 
-_NS_PER_MS = 1_000_000
-_BYTES_PER_MIB = 1 << 20
-
 
 def ms(column: str, origin_ns: int = 0) -> pl.Expr:
-    """Return a column of integer ns as float ms after `origin_ns`."""
-    return (pl.col(column) - origin_ns) / _NS_PER_MS
+    """A column of integer ns as float ms after `origin_ns`."""
+    return (pl.col(column) - origin_ns) / NS_PER_MS
 
 
 def mib(column: str) -> pl.Expr:
-    """Return a column of bytes as float MiB."""
-    return pl.col(column) / _BYTES_PER_MIB
+    """A column of bytes as float MiB."""
+    return pl.col(column) / BYTES_PER_MIB
 
 
 def layer_order(labels: Iterable[str]) -> dict[str, int]:
-    """Return the place of each label: the root first, then names with their numbers in order, unknown last."""
+    """The place of each label: the root first, then names with their numbers in order, unknown last."""
 
     def key(label: str) -> tuple[int, list[tuple[int, str]]]:
         place = 0 if label == ROOT else 2 if label == NO_LAYER else 1
@@ -45,14 +43,14 @@ def layer_order(labels: Iterable[str]) -> dict[str, int]:
 
 
 def place(column: str, order: dict[str, int]) -> pl.Expr:
-    """Return the place of each name of a column; names that have none come last."""
+    """The place of each name of a column; names that have none come last."""
     return pl.col(column).replace_strict(order or {"": 0}, default=len(order), return_dtype=pl.Int64)
 
 
 def merge_slices(
     frame: pl.DataFrame, lane: list[str], same: list[str], limit: int = MAX_ROWS
 ) -> tuple[pl.DataFrame, int]:
-    """Return slices joined with like neighbours until `limit` are left, and the widest gap closed, in ns.
+    """Slices joined with like neighbours until `limit` are left, and the widest gap closed, in ns.
 
     Neighbours on a lane (its columns) with equal `same` columns that touch are always joined; then gaps are
     closed from the narrowest up, as few as needed. More than `limit` rows stay where too many neighbours
@@ -82,7 +80,7 @@ def merge_slices(
 
 
 def thin_curve(frame: pl.DataFrame, value: str, limit: int = MAX_ROWS) -> pl.DataFrame:
-    """Return a step curve (ts_ns ascending) with at most `limit` rows and the same extremes.
+    """A step curve (ts_ns ascending) with at most `limit` rows and the same extremes.
 
     Time is cut into equal buckets; of each the first, lowest, highest and last row stay, so peaks keep
     their exact time and value.

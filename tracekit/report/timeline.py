@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit import units
 from tracekit.export.slices import slices
 from tracekit.layer_names import layer_label
 from tracekit.report import style, thinning
@@ -55,7 +56,7 @@ def rows(run: Run) -> Drawn:
     notes[0] += f", {'rank' if len(ranks) == 1 else 'ranks'} {_listed(ranks[:MAX_RANKS])}"
     notes[0] += f" of {len(ranks)}." if len(ranks) > MAX_RANKS else "."
     if joined.height < every.height:
-        close = f"where the gap is at most {gap / 1000:,.1f} µs" if gap else "where they touch"
+        close = f"where the gap is at most {units.duration(gap)}" if gap else "where they touch"
         notes.append(
             f"{every.height:,} pieces of work are drawn as {joined.height:,}: neighbours of one layer and phase are "
             f"joined {close}."
@@ -135,7 +136,7 @@ def _lanes(frame: pl.DataFrame, colour: Spec) -> list[Spec]:
 
 
 def median_step(run: Run) -> int | None:
-    """Return the number of the complete step of median length on the first rank; null where there is none."""
+    """The number of the complete step of median length on the first rank; `None` where there is none."""
     steps = run.steps.filter("complete", pl.col("step").is_not_null())
     if steps.is_empty():
         return run.steps["step"].drop_nulls().min() if run.steps.height else None  # pyright: ignore[reportReturnType]
@@ -183,7 +184,7 @@ def _lane_rows(joined: pl.DataFrame, origin: int) -> pl.DataFrame:
         name=name,
         start_ms=ms("start_ns", origin),
         end_ms=ms("end_ns", origin),
-        dur_ms=length / 1_000_000,
+        dur_ms=length / units.NS_PER_MS,
         payload_mib=mib("payload_bytes"),
         label=pl.when(first & long).then("phase").otherwise(pl.lit("")),
     ).sort("order", "start_ms")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.analyzers.ledger import MEASURED, THEORY, UNEXPLAINED, ledger
+from tracekit.analyzers.ledger import MEASURED, THEORY, UNEXPLAINED
 from tracekit.report import style
 from tracekit.report import vega_lite as vl
 from tracekit.report.chart_rows import Drawn
@@ -29,7 +29,7 @@ def rows(run: Run) -> Drawn:
 
     Empty where the theory or what was measured is unknown; without a bar for the unexplained where only that is.
     """
-    table = ledger(run)
+    table = run.table("ledger")
     steps = table.filter(pl.col("term") == MEASURED).height
     means = table.group_by("term", maintain_order=True).agg(
         (pl.col("numel").sum() / max(steps, 1)).alias("numel"),

@@ -10,10 +10,10 @@ from tracekit.errors import UsageError
 from tracekit.export.files import replacing
 from tracekit.export.perfetto import write_trace
 from tracekit.report.chart_rows import run_names
-from tracekit.report.description import facts, summary
+from tracekit.report.description import description, summary
 from tracekit.report.page import dashboard
 from tracekit.report.sections import Analysed
-from tracekit.report.sentences import verdicts
+from tracekit.report.sentences import sentences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ class ReportPaths(NamedTuple):
     html: Path
     json: Path
     trace: Path
-    verdicts: list[str]
+    sentences: list[str]
 
 
 def write_report(runs: list[Run], out: Path, *, force: bool = False) -> ReportPaths:
@@ -57,14 +57,14 @@ def write_report(runs: list[Run], out: Path, *, force: bool = False) -> ReportPa
             write_numbers(analysed, stream)
         write_trace(runs, trace)
     several = len(runs) > 1
-    sentences = [f"{run.name}: {text}" if several else text for run in analysed for text in run.verdicts]
-    return ReportPaths(paths[0], paths[1], paths[2], sentences)
+    said = [f"{run.name}: {text}" if several else text for run in analysed for text in run.sentences]
+    return ReportPaths(paths[0], paths[1], paths[2], said)
 
 
 def analyse(run: Run, name: str) -> Analysed:
-    """Return all that a report says of the run."""
+    """All that a report says of the run."""
     kept = {table.name: run.table(table.name) for table in table_registry.TABLES if table.in_report}
-    return Analysed(run, name, facts(run), summary(run), verdicts(run), kept)
+    return Analysed(run, name, description(run), summary(run), sentences(run), kept)
 
 
 def write_numbers(runs: list[Analysed], stream: BinaryIO) -> None:
@@ -76,9 +76,9 @@ def write_numbers(runs: list[Analysed], stream: BinaryIO) -> None:
     for number, run in enumerate(runs):
         about: dict[str, Any] = {
             "name": run.name,
-            "facts": run.facts,
+            "facts": run.description,
             "summary": run.summary,
-            "verdicts": run.verdicts,
+            "verdicts": run.sentences,
         }
         stream.write((b",\n" if number else b"\n") + encode(about)[:-1] + b', "tables": {')
         for place, (name, frame) in enumerate(run.tables.items()):
