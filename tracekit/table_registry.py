@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from tracekit.model.run import Run
+    from tracekit.table_schema import Groupings, Schema
 
 RANK, ALL_RANKS = "rank", "all ranks"
 
@@ -27,14 +28,16 @@ RANK, ALL_RANKS = "rank", "all ranks"
 class Table:
     """One table.
 
-    `home` is an attribute of the run (`run.steps`) or `module:function` of a function of a run. `needs` tells whether
-    the rows of a rank are made from that rank's file alone. A table that is not `in_report` is left out of report.json.
+    `home` is `module:function` of a function of a run; its columns are that module's `FUNCTION_SCHEMA`, and what it can
+    be grouped by its `FUNCTION_BY`, if there is one. Or `home` is an attribute of the run (`run.steps`), and `columns`
+    names the schema. `needs` tells whether the rows of a rank are made from that rank's file alone. A table that is not
+    `in_report` is left out of report.json.
     """
 
     name: str
     home: str
     answers: str
-    groupable: bool = False
+    columns: str = ""
     needs: str = RANK
     in_report: bool = True
 
@@ -44,8 +47,8 @@ class Table:
         Raises:
             UsageError: it cannot be grouped, or not by these columns.
         """
-        if by and not self.groupable:
-            able = ", ".join(table.name for table in TABLES if table.groupable)
+        if by and self.groupings is None:
+            able = ", ".join(table.name for table in TABLES if table.groupings)
             raise UsageError(f"{self.name} has no --by: only {able} can be grouped")
         owner, _, attribute = self.home.partition(".")
         if owner == "run":
@@ -55,25 +58,74 @@ class Table:
     @property
     def function(self) -> Callable[..., pl.DataFrame]:
         """The function of a run that makes it."""
-        module, _, name = self.home.partition(":")
-        found: Any = getattr(import_module(module), name)
-        return found
+        return _load(self.home)
+
+    @property
+    def schema(self) -> Schema:
+        """Its columns, each with type, unit, meaning and when it is null."""
+        return _load(self.columns or self._beside("SCHEMA"))
+
+    @property
+    def groupings(self) -> Groupings | None:
+        """What it can be grouped by; None where it cannot."""
+        return None if self.columns else _load(self._beside("BY"), missing=None)
+
+    def _beside(self, what: str) -> str:
+        module, _, function = self.home.partition(":")
+        return f"{module}:{function.upper()}_{what}"
 
 
-_AT = "tracekit.analyzers."
+def _load(place: str, **default: Any) -> Any:
+    """What `module:name` stands for; `missing`, if given, where the module has no such name."""
+    module, _, name = place.partition(":")
+    home = import_module(module)
+    return getattr(home, name, default["missing"]) if default else getattr(home, name)
+
+
+_MODEL, _AT = "tracekit.model.", "tracekit.analyzers."
 TABLES = [
-    Table("ranks", "run.ranks", "which files were read, and whose ranks they are"),
-    Table("steps", "run.steps", "when each optimizer step ran, and whether it is whole"),
-    Table("work", "run.work", "everything that occupied a device", in_report=False),
-    Table("collectives", "run.collectives", "every collective: what it carried, how long it took", needs=ALL_RANKS),
-    Table("allocations", "run.allocations", "every allocation and release, as recorded", in_report=False),
-    Table("repairs", "run.repairs", "what was wrong with the files, and what was done about it"),
-    Table("overlap", f"{_AT}overlap:overlap", "which communication was hidden behind compute", groupable=True),
+    Table("ranks", "run.ranks", "which files were read, and whose ranks they are", f"{_MODEL}run:RANKS_SCHEMA"),
+    Table("steps", "run.steps", "when each optimizer step ran, and whether it is whole", f"{_MODEL}steps:STEPS_SCHEMA"),
+    Table(
+        "events",
+        "run.events",
+        "every event of the traces, in file order",
+        "tracekit.read.decoding.columns:RUN_EVENTS_SCHEMA",
+        in_report=False,
+    ),
+    Table(
+        "work",
+        "run.work",
+        "everything that occupied a device",
+        f"{_MODEL}devices.work:WORK_SCHEMA",
+        in_report=False,
+    ),
+    Table(
+        "collectives",
+        "run.collectives",
+        "every collective: what it carried, how long it took",
+        f"{_MODEL}collectives.collectives:COLLECTIVES_SCHEMA",
+        needs=ALL_RANKS,
+    ),
+    Table(
+        "allocations",
+        "run.allocations",
+        "every allocation and release, as recorded",
+        f"{_MODEL}memory:ALLOCATIONS_SCHEMA",
+        in_report=False,
+    ),
+    Table(
+        "repairs",
+        "run.repairs",
+        "what was wrong with the files, and what was done about it",
+        "tracekit.read.traces:REPAIRS_SCHEMA",
+    ),
+    Table("overlap", f"{_AT}overlap:overlap", "which communication was hidden behind compute"),
     Table("hidden-by", f"{_AT}hidden_by:hidden_by", "which compute hid each piece of communication"),
     Table("breakdown", f"{_AT}breakdown:breakdown", "what each step's time was spent on, to the nanosecond"),
-    Table("volume", f"{_AT}volume:volume", "what each step sent, beside what it should send", groupable=True),
+    Table("volume", f"{_AT}volume:volume", "what each step sent, beside what it should send"),
     Table("totals", f"{_AT}volume:totals", "each step's volume: theory, plan, measured, and what the backend did"),
-    Table("ledger", f"{_AT}ledger:ledger", "from theory to the trace in named terms that add up", groupable=True),
+    Table("ledger", f"{_AT}ledger:ledger", "from theory to the trace in named terms that add up"),
     Table("backend", f"{_AT}volume:backend", "what the backend ran for each kind of collective"),
     Table(
         "skew", f"{_AT}skew:skew", "each collective on all of its ranks: transfer, wait, who came last", needs=ALL_RANKS

@@ -6,7 +6,7 @@ from fakes import US, common_fixture, run_of, step, work
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.analyzers.breakdown import SCHEMA, breakdown, outside_steps
+from tracekit.analyzers.breakdown import BREAKDOWN_SCHEMA, breakdown, outside_steps
 
 PARTS = ("step_ns", "compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns", "residual_ns")
 
@@ -149,7 +149,7 @@ def test_several_gpus_of_a_rank_are_summed():
 @pytest.mark.parametrize("steps", [[], [step(5, 0, 100)]])
 def test_nothing_done_on_a_cpu_is_idle(steps):
     frame = breakdown(run_of(steps=steps))
-    assert frame.schema == SCHEMA
+    assert frame.schema == BREAKDOWN_SCHEMA
     assert parts(run_of(steps=steps)) == [(100, 0, 0, 0, 100, 0)][: len(steps)]
 
 

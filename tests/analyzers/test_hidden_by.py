@@ -4,7 +4,7 @@ from fakes import collective, common_fixture, run_of, work
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.analyzers.hidden_by import SCHEMA, hidden_by
+from tracekit.analyzers.hidden_by import HIDDEN_BY_SCHEMA, hidden_by
 from tracekit.analyzers.overlap import overlap
 
 US = 1_000
@@ -13,7 +13,7 @@ US = 1_000
 def test_the_common_fixture_is_hidden_by_its_gemm():
     row = hidden_by(common_fixture()).row(0, named=True)
     assert (row["kind"], row["overlapped_ns"], row["hidden_ns"]) == ("all_gather", 50 * US, 50 * US)
-    assert row["hider"] == common_fixture().work.row(0, named=True)["name"]
+    assert row["hidden_by"] == common_fixture().work.row(0, named=True)["name"]
 
 
 def test_each_name_layer_and_phase_has_its_share_and_the_first_to_run_has_the_crossing():
@@ -25,7 +25,7 @@ def test_each_name_layer_and_phase_has_its_share_and_the_first_to_run_has_the_cr
         ],
         collectives=[collective("all_gather", "stream 20", 10, 80)],
     )
-    table = hidden_by(run).select("hider", "hider_layer", "hidden_ns", "overlapped_ns")
+    table = hidden_by(run).select("hidden_by", "hidden_by_layer", "hidden_ns", "overlapped_ns")
     assert table.rows() == [("gemm", "a", 35 * US, 55 * US), ("gemm", "b", 20 * US, 55 * US)]
 
 
@@ -37,17 +37,17 @@ def test_a_kernel_on_the_lane_of_the_collective_hides_nothing():
         ],
         collectives=[collective("all_gather", "stream 20", 150, 250)],
     )
-    assert hidden_by(run).select("hider", "hidden_ns").rows() == [("other lane", 100 * US)]
+    assert hidden_by(run).select("hidden_by", "hidden_ns").rows() == [("other lane", 100 * US)]
 
 
 def test_communication_that_nothing_hid_keeps_its_row():
     run = run_of(work=[work("compute", "stream 7", 0, 5)], collectives=[collective("all_gather", "stream 20", 10, 80)])
-    assert hidden_by(run).select("hider", "hidden_ns", "overlapped_ns").rows() == [(None, 0, 0)]
+    assert hidden_by(run).select("hidden_by", "hidden_ns", "overlapped_ns").rows() == [(None, 0, 0)]
 
 
 def test_without_communication_there_is_nothing():
     table = hidden_by(run_of(work=[work("compute", "stream 7", 0, 5)]))
-    assert (table.height, table.schema) == (0, SCHEMA)
+    assert (table.height, table.schema) == (0, HIDDEN_BY_SCHEMA)
 
 
 spans = st.tuples(st.integers(0, 40), st.integers(0, 15), st.sampled_from(["7", "9", "20"]))

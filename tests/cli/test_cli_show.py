@@ -65,7 +65,7 @@ def test_choosing_and_ordering(args, durations, capsys):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["stepz", "x"], "there is no table 'stepz': did you mean steps? (there are ranks, steps, work, "),
+        (["stepz", "x"], "there is no table 'stepz': did you mean steps? (there are ranks, steps, events, "),
         (["qqq", "x"], "there is no table 'qqq': there are ranks, steps, "),
         (["steps", "x", "--step", "9"], "--step 9 is not in this table, which has step 2, 3"),
         (["steps", "x", "--rank", "7"], "--rank 7 is not in this table, which has rank 0, 1"),
@@ -74,7 +74,7 @@ def test_choosing_and_ordering(args, durations, capsys):
         (["steps", "x", "--sort", "dur"], "--sort dur is not a column: did you mean dur_ns?"),
         (["steps", "x", "--columns", "rank,durns"], "--columns durns is not a column: did you mean dur_ns?"),
         (["steps", "x", "--sort", "rank:down"], "--sort rank:down ends in 'down': use rank:asc or rank:desc"),
-        (["steps", "x", "--by", "layer"], "steps has no --by: only overlap, volume, ledger can be grouped"),
+        (["steps", "x", "--by", "layer"], "steps has no --by: only overlap, volume, ledger, exposure can be grouped"),
     ],
 )
 def test_wrong_questions_are_one_sentence_and_exit_2(args, sentence, capsys):

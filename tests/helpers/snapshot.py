@@ -35,7 +35,11 @@ TABLES = {
     "model-states": "floor",
     "unclassified": "unknown",
 }
-COLUMNS: dict[str, dict[str, str]] = {"ideal": {"ideal_ns": "bound_ns"}}
+COLUMNS: dict[str, dict[str, str]] = {
+    "ideal": {"ideal_ns": "bound_ns"},
+    "concurrency": {"concurrent_ns": "together_ns"},
+    "hidden-by": {"hidden_by": "hider", "hidden_by_layer": "hider_layer", "hidden_by_phase": "hider_phase"},
+}
 
 
 def keep(out: Path) -> None:

@@ -6,21 +6,28 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit import common_columns as c
+from tracekit.table_schema import Column, Schema
+
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
-SCHEMA = pl.Schema(
-    {
-        "step": pl.Int64,
-        "kind": pl.String,
-        "group": pl.String,
-        "group_size": pl.Int32,
-        "layer": pl.String,
-        "payload_bytes": pl.Int64,
-        "transfer_ns": pl.Int64,
-        "algorithm_bytes_per_s": pl.Int64,
-        "bus_bytes_per_s": pl.Int64,
-    }
+BANDWIDTH_SCHEMA = Schema(
+    c.STEP,
+    c.KIND,
+    c.GROUP,
+    c.GROUP_SIZE.but(null=""),
+    c.LAYER,
+    c.PAYLOAD_BYTES.but(null=""),
+    c.TRANSFER_NS.but(null=""),
+    Column("algorithm_bytes_per_s", pl.Int64, "Payload over transfer time, rounded down."),
+    Column(
+        "bus_bytes_per_s",
+        pl.Int64,
+        "That times 2(n-1)/n for an all_reduce and (n-1)/n for an all_gather, reduce_scatter or all_to_all: what a "
+        "link must carry (nccl-tests, PERFORMANCE.md).",
+        "the passes of its kind are not known",
+    ),
 )
 
 
@@ -41,5 +48,5 @@ def bandwidth(run: Run) -> pl.DataFrame:
         .unique("match", keep="first", maintain_order=True)
         .with_columns(n.cast(pl.Int32).alias("group_size"), rate.alias("algorithm_bytes_per_s"))
         .with_columns((pl.col("algorithm_bytes_per_s") * pl.col("passes") * (n - 1) // n).alias("bus_bytes_per_s"))
-        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+        .select(pl.col(name).cast(dtype) for name, dtype in BANDWIDTH_SCHEMA.items())
     )

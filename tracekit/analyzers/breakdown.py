@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit import intervals
 from tracekit.model.device_time import DEVICE_KEY, Key, union_per_device
+from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracekit.model.run import Run
 
-SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "step": pl.Int64,
-        "step_ns": pl.Int64,
-        "compute_ns": pl.Int64,
-        "exposed_comm_ns": pl.Int64,
-        "exposed_copy_ns": pl.Int64,
-        "idle_ns": pl.Int64,
-        "residual_ns": pl.Int64,
-    }
+BREAKDOWN_SCHEMA = Schema(
+    c.RANK,
+    c.STEP.but(null="the trace has no step marks"),
+    c.STEP_NS,
+    Column("compute_ns", pl.Int64, "Time during which any compute ran, but for crossings with comm of its own lane."),
+    Column("exposed_comm_ns", pl.Int64, "Time during which communication ran and no compute."),
+    Column("exposed_copy_ns", pl.Int64, "Time during which copies ran and neither compute nor communication."),
+    Column("idle_ns", pl.Int64, "The rest of the step: nothing ran, or only waits and rows of unknown kind."),
+    Column("residual_ns", pl.Int64, "The step's length less the four parts: 0."),
 )
 
 _WINDOW = ("rank", "cycle", "device", "step", "start_ns", "end_ns")
@@ -68,7 +68,7 @@ def breakdown(run: Run) -> pl.DataFrame:
         parts = [_inside(part, window) for part in share] if share else [0, 0, 0, 0]
         for column, value in zip(columns, [length, *parts[:3], length - parts[3]], strict=True):
             column.append(value)
-    names = [name for name in SCHEMA if name.endswith("_ns")][:5]
+    names = [name for name in BREAKDOWN_SCHEMA if name.endswith("_ns")][:5]
     rows = windows.with_columns(
         pl.Series(name, values, dtype=pl.Int64) for name, values in zip(names, columns, strict=True)
     )
@@ -78,7 +78,7 @@ def breakdown(run: Run) -> pl.DataFrame:
         .agg(pl.col(names).sum())
         .with_columns((pl.col("step_ns") - parts).alias("residual_ns"))
         .sort("rank", "cycle", "step")
-        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+        .select(pl.col(name).cast(dtype) for name, dtype in BREAKDOWN_SCHEMA.items())
     )
 
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit import intervals
-from tracekit.analyzers.overlap import communication
+from tracekit.analyzers.overlap import KIND, communication
 from tracekit.model.device_time import DEVICE_KEY
+from tracekit.table_schema import Column, Groupings, Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -30,27 +32,32 @@ ADVICE = {
     "synchronous": "the computing thread waited for it: asynchronous collectives (on a CPU, FSDP2's async unshard)",
     "bandwidth": "longer than the compute beside it: larger micro-batches, reshard_after_forward, a smaller dtype",
 }
-SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "step": pl.Int64,
-        "layer": pl.String,
-        "phase": pl.String,
-        "kind": pl.String,
-        "cause": pl.String,
-        "exposed_ns": pl.Int64,
-        "advice": pl.String,
-    }
+_CAUSE = Column("cause", pl.String, f"Why it was exposed: {', '.join(ADVICE)}.")
+EXPOSURE_BY = Groupings(
+    (c.RANK, c.STEP, c.LAYER, c.PHASE, KIND, _CAUSE, c.AXIS, c.DEVICE, c.GROUP, c.GROUP_SIZE, c.DTYPE),
+    default=("rank", "step", "layer", "phase", "kind", "cause"),
 )
-IDEAL_SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "step": pl.Int64,
-        "step_ns": pl.Int64,
-        "exposed_ns": pl.Int64,
-        "hideable_ns": pl.Int64,
-        "ideal_ns": pl.Int64,
-    }
+EXPOSURE_SCHEMA = Schema(
+    c.RANK,
+    c.STEP,
+    c.LAYER,
+    c.PHASE,
+    KIND,
+    _CAUSE,
+    c.EXPOSED_NS.but(meaning="Exposed time of the group; over all causes it is the exposed time of the step."),
+    Column("advice", pl.String, "What to try against the cause.", "not grouped by cause"),
+)
+IDEAL_SCHEMA = Schema(
+    c.RANK,
+    c.STEP.but(null="the trace has no step marks"),
+    c.STEP_NS,
+    c.EXPOSED_NS.but(meaning="Communication during which no compute ran."),
+    Column(
+        "hideable_ns",
+        pl.Int64,
+        "The smaller of the exposed communication and the compute that has no communication beside it.",
+    ),
+    Column("ideal_ns", pl.Int64, "Length of the step without `hideable_ns`: all that can overlap does."),
 )
 # Two things that begin within this time of one another on a device belong together (launch and event latency).
 SLACK_NS = 20_000
@@ -69,8 +76,8 @@ class _Device(NamedTuple):
     is_cpu: bool
 
 
-def exposure(run: Run) -> pl.DataFrame:
-    """Exposed time by cause: SCHEMA, largest first within a rank and step.
+def exposure(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
+    """Exposed time by cause (or other columns of EXPOSURE_BY), largest first within a rank and step: EXPOSURE_SCHEMA.
 
     Every exposed nanosecond has one collective, the one that started first of those in flight, and one cause:
 
@@ -84,17 +91,25 @@ def exposure(run: Run) -> pl.DataFrame:
     - `bandwidth`: it ran beside compute and outlasted it.
 
     Causes add up to the exposed time of the step.
+
+    Raises:
+        UsageError: `by` names a column that exposed time cannot be grouped by.
     """
-    rows = list(_causes(run))
-    table = pl.DataFrame(rows, schema=dict(list(SCHEMA.items())[:-1]), orient="row")
-    keys = ["rank", "step", "layer", "phase", "kind", "cause"]
+    keys = EXPOSURE_BY.keys(by, "exposure")
+    where = [column for column in EXPOSURE_BY.columns if column.name != "cause"]
+    columns = {column.name: column.dtype for column in (*where, _CAUSE, EXPOSURE_SCHEMA.columns["exposed_ns"])}
+    pieces = pl.DataFrame(list(_causes(run, [column.name for column in where])), schema=columns, orient="row")
+    first = [key for key in ("rank", "step") if key in keys]
+    order = {**dict.fromkeys(first, False), "exposed_ns": True, **{key: False for key in keys if key not in first}}
+    advice = (
+        pl.col("cause").replace_strict(ADVICE, return_dtype=pl.String) if "cause" in keys else pl.lit(None, pl.String)
+    )
     return (
-        table.group_by(keys)
+        pieces.group_by(keys or [pl.lit(0).alias("all")])
         .agg(pl.col("exposed_ns").sum())
         .filter(pl.col("exposed_ns") > 0)
-        .with_columns(pl.col("cause").replace_strict(ADVICE, return_dtype=pl.String).alias("advice"))
-        .sort("rank", "step", "exposed_ns", *keys[2:], descending=[False, False, True, *[False] * 4])
-        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+        .sort(list(order), descending=list(order.values()))
+        .select(*keys, "exposed_ns", advice.alias("advice"))
     )
 
 
@@ -104,13 +119,10 @@ def ideal(run: Run) -> pl.DataFrame:
     `hideable_ns` is the smaller of the exposed communication and the compute that has no communication beside it;
     `ideal_ns` is the step without it.
     """
-    from tracekit.analyzers.breakdown import breakdown
-    from tracekit.analyzers.overlap import overlap
-
-    hidden = overlap(run, by=["rank", "step"]).select("rank", "step", "overlapped_ns")
+    hidden = run.table("overlap", by=("rank", "step")).select("rank", "step", "overlapped_ns")
     free = pl.col("compute_ns") - pl.col("overlapped_ns").fill_null(0)
     return (
-        breakdown(run)
+        run.table("breakdown")
         .join(hidden, on=["rank", "step"], how="left", nulls_equal=True, maintain_order="left")
         .with_columns(
             pl.col("exposed_comm_ns").alias("exposed_ns"),
@@ -121,8 +133,8 @@ def ideal(run: Run) -> pl.DataFrame:
     )
 
 
-def _causes(run: Run) -> Iterator[tuple[object, ...]]:
-    """(rank, step, layer, phase, kind, cause, exposed_ns) for each piece of communication and cause."""
+def _causes(run: Run, columns: list[str]) -> Iterator[tuple[object, ...]]:
+    """Values of these columns, cause and exposed ns, for each piece of communication and cause."""
     cover = run.compute_cover
     compute = run.work.filter(pl.col("class") == "compute").sort("start_ns").partition_by(DEVICE_KEY, as_dict=True)
     ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index")
@@ -141,7 +153,7 @@ def _causes(run: Run) -> Iterator[tuple[object, ...]]:
             # A call waits at its first kernel.
             waited = intervals.clip(exposed, start, start + (row["wait_ns"] or 0 if row["is_collective"] else 0))
             rest = intervals.length(exposed) - intervals.length(waited)
-            where = (row["rank"], row["step"], row["layer"], row["phase"], row["kind"])
+            where = [row[name] for name in columns]
             yield (*where, "late rank", intervals.length(waited))
             yield (*where, _cause(row, lane_ends.get(row["lane"]), device), rest)
             lane_ends[row["lane"]] = end

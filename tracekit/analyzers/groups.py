@@ -7,33 +7,31 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit import intervals
+from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
-GROUPS_SCHEMA = pl.Schema(
-    {
-        "group": pl.String,
-        "axis": pl.String,
-        "group_size": pl.Int32,
-        "num_ranks": pl.Int64,
-        "kinds": pl.String,
-        "num_collectives": pl.Int64,
-        "payload_bytes": pl.Int64,
-        "coverage": pl.Float64,
-    }
+GROUPS_SCHEMA = Schema(
+    c.GROUP,
+    c.AXIS,
+    c.GROUP_SIZE,
+    Column("num_ranks", pl.Int64, "Number of ranks that recorded collectives of the group."),
+    Column("kinds", pl.String, "Kinds of its collectives, by name, separated by commas."),
+    c.NUM_COLLECTIVES,
+    c.PAYLOAD_BYTES.but(meaning="Bytes of their payloads, summed over those that are known."),
+    c.COVERAGE,
 )
-TOGETHER_SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "step": pl.Int64,
-        "first": pl.String,
-        "second": pl.String,
-        "first_ns": pl.Int64,
-        "second_ns": pl.Int64,
-        "together_ns": pl.Int64,
-    }
+CONCURRENCY_SCHEMA = Schema(
+    c.RANK,
+    c.STEP,
+    Column("first", pl.String, "One axis; without a mesh, one process group, or else one kind of collective."),
+    Column("second", pl.String, "The other, later by name."),
+    Column("first_ns", pl.Int64, "Time during which communication of the first was in flight."),
+    Column("second_ns", pl.Int64, "Time during which communication of the second was in flight."),
+    Column("concurrent_ns", pl.Int64, "Time during which both were in flight on one device."),
 )
 
 
@@ -70,4 +68,4 @@ def concurrency(run: Run) -> pl.DataFrame:
                 continue
             both = intervals.length(intervals.intersect(busy[a], busy[b]))
             rows.append((rank, step, a[0], b[0], intervals.length(busy[a]), intervals.length(busy[b]), both))
-    return pl.DataFrame(rows, schema=TOGETHER_SCHEMA, orient="row").sort("rank", "step", "first", "second")
+    return pl.DataFrame(rows, schema=CONCURRENCY_SCHEMA, orient="row").sort("rank", "step", "first", "second")

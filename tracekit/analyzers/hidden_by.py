@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit import intervals
-from tracekit.analyzers.overlap import communication
+from tracekit.analyzers.overlap import KIND, communication
 from tracekit.model.device_time import DEVICE_KEY
+from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -17,33 +19,35 @@ if TYPE_CHECKING:
     from tracekit.intervals import Intervals
     from tracekit.model.run import Run
 
-SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "step": pl.Int64,
-        "layer": pl.String,
-        "phase": pl.String,
-        "kind": pl.String,
-        "start_ns": pl.Int64,
-        "dur_ns": pl.Int64,
-        "overlapped_ns": pl.Int64,
-        "hider": pl.String,
-        "hider_layer": pl.String,
-        "hider_phase": pl.String,
-        "hidden_ns": pl.Int64,
-    }
+HIDDEN_BY_SCHEMA = Schema(
+    c.RANK,
+    c.STEP,
+    c.LAYER,
+    c.PHASE,
+    KIND,
+    c.START_NS,
+    c.DUR_NS,
+    c.OVERLAPPED_NS.but(meaning="Time of the collective that compute hid: the sum of its `hidden_ns`."),
+    Column("hidden_by", pl.String, "Name of the compute that ran beside it.", "nothing hid it"),
+    Column("hidden_by_layer", pl.String, "Layer of that compute.", "nothing hid it, or the layer is unknown"),
+    Column("hidden_by_phase", pl.String, "Phase of that compute.", "nothing hid it"),
+    Column(
+        "hidden_ns",
+        pl.Int64,
+        "Time that this compute hid; where several computed at one moment, it counts for the one that started first.",
+    ),
 )
-_HIDER = ("hider", "hider_layer", "hider_phase")
+_BY = ("hidden_by", "hidden_by_layer", "hidden_by_phase")
 # A name with a size or address inside a template is long enough to fill a page; its head tells what it is.
 _LONGEST_NAME = 200
 
 
 def hidden_by(run: Run) -> pl.DataFrame:
-    """The work that each piece of communication ran beside, the longest first: SCHEMA.
+    """The work that each piece of communication ran beside, the longest first: HIDDEN_BY_SCHEMA.
 
-    One row for each name, layer and phase of compute (`hider` and the next two); the `hidden_ns` of a piece add
+    One row for each name, layer and phase of compute (`hidden_by` and the next two); the `hidden_ns` of a piece add
     up to its `overlapped_ns`. Where several computed at the same moment, it counts for the one that started first.
-    Communication that nothing hid has one row with a null hider and 0.
+    Communication that nothing hid has one row with null there and 0.
     """
     cover = run.compute_cover
     compute = run.work.filter(pl.col("class") == "compute").sort("start_ns", "index")
@@ -59,8 +63,8 @@ def hidden_by(run: Run) -> pl.DataFrame:
         ran.join(found, on="piece", how="left", maintain_order="left")
         .with_columns(pl.col("hidden_ns").fill_null(0))
         .with_columns(pl.col("hidden_ns").sum().over("piece").alias("overlapped_ns"))
-        .sort("rank", "start_ns", "piece", "hidden_ns", *_HIDER, descending=[False, False, False, True, *[False] * 3])
-        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+        .sort("rank", "start_ns", "piece", "hidden_ns", *_BY, descending=[False, False, False, True, *[False] * 3])
+        .select(pl.col(name).cast(dtype) for name, dtype in HIDDEN_BY_SCHEMA.items())
     )
 
 
@@ -98,17 +102,17 @@ def _beside(pieces: pl.DataFrame, kernels: pl.DataFrame, cover: Intervals) -> pl
     nth, kernel = _crossing(np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, end, side="left"))
     hidden = intervals.covered(np.maximum(starts[kernel], begin[nth]), np.minimum(ends[kernel], end[nth]), cover)
     names = kernels.select(
-        pl.col("name").str.head(_LONGEST_NAME).alias("hider"),
-        pl.col("layer").alias("hider_layer"),
-        pl.col("phase").alias("hider_phase"),
+        pl.col("name").str.head(_LONGEST_NAME).alias("hidden_by"),
+        pl.col("layer").alias("hidden_by_layer"),
+        pl.col("phase").alias("hidden_by_phase"),
     )
     return (
         names[kernel]
         .with_columns(pieces["piece"].gather(nth), pl.Series("hidden_ns", hidden, dtype=pl.Int64))
-        .group_by("piece", *_HIDER)
+        .group_by("piece", *_BY)
         .agg(pl.col("hidden_ns").sum())
         .filter(pl.col("hidden_ns") > 0)
-        .select("piece", *_HIDER, "hidden_ns")
+        .select("piece", *_BY, "hidden_ns")
     )
 
 
@@ -122,6 +126,6 @@ def _crossing(first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> tupl
 
 def _nothing() -> list[pl.Expr]:
     return [
-        *(pl.lit(None, pl.String).alias(name) for name in _HIDER),
+        *(pl.lit(None, pl.String).alias(name) for name in _BY),
         pl.lit(None, pl.Int64).alias("hidden_ns"),
     ]

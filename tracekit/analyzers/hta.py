@@ -13,48 +13,54 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.extras import require
+from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from tracekit.model.run import Run
 
-TEMPORAL_SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "cycle": pl.Int32,
-        "device": pl.String,
-        "kernel_ns": pl.Int64,
-        "compute_ns": pl.Int64,
-        "non_compute_ns": pl.Int64,
-        "idle_ns": pl.Int64,
-    }
+_PLACE_COLUMNS = (c.RANK, c.CYCLE, c.DEVICE)
+TEMPORAL_BREAKDOWN_SCHEMA = Schema(
+    *_PLACE_COLUMNS,
+    Column(
+        "kernel_ns", pl.Int64, "From the start of the first work to the end of the last: the sum of the next three."
+    ),
+    Column("compute_ns", pl.Int64, "Time during which compute ran."),
+    Column("non_compute_ns", pl.Int64, "Time during which other work ran and no compute."),
+    Column("idle_ns", pl.Int64, "Time during which nothing ran."),
 )
-IDLE_SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "cycle": pl.Int32,
-        "device": pl.String,
-        "lane": pl.String,
-        "cause": pl.String,
-        "idle_ns": pl.Int64,
-    }
+IDLE_SCHEMA = Schema(
+    *_PLACE_COLUMNS,
+    c.LANE,
+    Column(
+        "cause",
+        pl.String,
+        "host_wait: the work was launched after its neighbour had ended; kernel_wait: a gap below 30 µs; other: the "
+        "lane waited for something else.",
+    ),
+    Column("idle_ns", pl.Int64, "Idle time of the lane between two pieces of work, by that cause."),
 )
-KERNELS_SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "cycle": pl.Int32,
-        "device": pl.String,
-        "class": pl.String,
-        "name": pl.String,
-        "total_ns": pl.Int64,
-        "max_ns": pl.Int64,
-        "min_ns": pl.Int64,
-        "mean_ns": pl.Float64,
-    }
+KERNEL_BREAKDOWN_SCHEMA = Schema(
+    *_PLACE_COLUMNS,
+    Column("class", pl.String, "compute, comm or copy."),
+    c.NAME,
+    Column("total_ns", pl.Int64, "Sum of the durations of all work of that name."),
+    Column("max_ns", pl.Int64, "The longest of them."),
+    Column("min_ns", pl.Int64, "The shortest of them."),
+    Column("mean_ns", pl.Float64, "Their mean."),
 )
-OVERLAP_SCHEMA = pl.Schema({"rank": pl.Int32, "cycle": pl.Int32, "device": pl.String, "overlap_percent": pl.Float64})
+OVERLAP_SCHEMA = Schema(
+    *_PLACE_COLUMNS,
+    Column(
+        "overlap_percent",
+        pl.Float64,
+        "Share of communication time that ran under compute, rounded to two digits.",
+        "there was no communication",
+    ),
+)
 
 # HTA counts a gap shorter than 30 µs between neighbours on a stream as launch overhead; its default, in our
 # unit.
@@ -83,7 +89,7 @@ def temporal_breakdown(run: Run) -> pl.DataFrame:
     """
     fed = _feed(run)
     if fed is None:
-        return pl.DataFrame(schema=TEMPORAL_SCHEMA)
+        return pl.DataFrame(schema=TEMPORAL_BREAKDOWN_SCHEMA)
     from hta.analyzers.breakdown_analysis import BreakdownAnalysis
 
     with _quiet():
@@ -93,7 +99,7 @@ def temporal_breakdown(run: Run) -> pl.DataFrame:
         (*fed.places[int(rank)], *map(int, values))
         for rank, *values in table[["rank", *columns]].itertuples(index=False)
     ]
-    return pl.DataFrame(rows, schema=TEMPORAL_SCHEMA, orient="row")
+    return pl.DataFrame(rows, schema=TEMPORAL_BREAKDOWN_SCHEMA, orient="row")
 
 
 def idle(run: Run) -> pl.DataFrame:
@@ -124,7 +130,7 @@ def kernel_breakdown(run: Run) -> pl.DataFrame:
     """
     fed = _feed(run)
     if fed is None:
-        return pl.DataFrame(schema=KERNELS_SCHEMA)
+        return pl.DataFrame(schema=KERNEL_BREAKDOWN_SCHEMA)
     from hta.analyzers.breakdown_analysis import BreakdownAnalysis
 
     with _quiet():
@@ -137,7 +143,7 @@ def kernel_breakdown(run: Run) -> pl.DataFrame:
         for rank, kind, name, *sums, mean in table[columns].itertuples(index=False)
     ]
     order = [*_PLACE, "class", "total_ns"]
-    return pl.DataFrame(rows, schema=KERNELS_SCHEMA, orient="row").sort(
+    return pl.DataFrame(rows, schema=KERNEL_BREAKDOWN_SCHEMA, orient="row").sort(
         order, descending=[False] * 4 + [True], maintain_order=True
     )
 

@@ -1,4 +1,4 @@
-"""The walk from the lesson's closed form to the recorded bytes, in named terms that add up exactly."""
+"""The walk from the ZeRO paper's closed form to the recorded bytes, in named terms that add up exactly."""
 
 from __future__ import annotations
 
@@ -6,20 +6,39 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.analyzers import volume
 from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.analyzers.expectation import Expectation, expectation
-from tracekit.errors import UsageError
-from tracekit.plan.schema import PLACES
+from tracekit.table_schema import Column, Groupings, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.model.run import Run
 
-BY = PLACES
 THEORY, MEASURED, UNEXPLAINED = "theory", "measured", "unexplained"
 SMALL, EMULATED = "norm and loss all-reduces beyond the plan", "emulated by the backend"
+
+_UNKNOWN = "the size of a collective, or what is expected, is not known"
+LEDGER_BY = Groupings(
+    (c.RANK, c.STEP, c.LAYER, c.PHASE, c.KIND, c.AXIS, c.DTYPE), default=("rank", "step"), always=("rank", "step")
+)
+LEDGER_SCHEMA = Schema(
+    c.RANK.but(null="summed over all ranks and steps"),
+    c.STEP.but(meaning="Optimizer step, by the number of its mark; complete ones only.", null="as `rank`"),
+    Column(
+        "term",
+        pl.String,
+        "`theory` (the ZeRO paper's closed form), the plan's terms by their names, `measured`, and last `unexplained`: "
+        "measured less all terms before it.",
+    ),
+    Column("numel", pl.Int64, "Elements × passes of what was asked for; terms carry their sign.", _UNKNOWN),
+    c.PSI.but(null=f"as `numel`, or {c.NO_PSI}"),
+    Column("payload_bytes", pl.Int64, "Bytes of the payloads, each counted once.", _UNKNOWN),
+    Column("backend_numel", pl.Int64, "Elements × passes of what the backend ran instead.", _UNKNOWN),
+    c.COVERAGE.but(null="of a term of theory or plan"),
+)
 
 _STEP = ("rank", "step")
 _SIZES = ("numel", "payload_bytes", "backend_numel")
@@ -31,22 +50,16 @@ _SMALL_NUMEL = 1024
 def ledger(
     run: Run,
     *,
-    by: Sequence[str] = (),
+    by: Sequence[str] | None = None,
     expected: Expectation | None = None,
     partial: bool = False,
     summed: bool = False,
 ) -> pl.DataFrame:
-    """Steps from theory to the trace in named terms: rank, step, those of `by`, term, numel, psi, payload_bytes, …
+    """Terms from theory to the trace of each complete step (and group of LEDGER_BY), which add up: LEDGER_SCHEMA.
 
-    Rows of each complete step (and group of `by`: any of layer, phase, kind, axis, dtype): `theory`, the plan's terms
-    with their sign, `measured`, and last `unexplained`: measured less all terms before it.
-
-    - `numel` counts elements times passes of what was asked for, `psi` is that over Ψ, `payload_bytes` counts payloads
-      once;
-    - small all-reduces between backward and optimizer that no plan knows are a term, as they carry no gradients;
-    - `backend_numel` counts by the passes of what the backend ran instead, with a term of its own for what it emulates;
-    - `coverage` is the share of the collectives whose size is known. Below 1 nothing is compared, `unexplained` is
-      null, unless `partial`.
+    Small all-reduces between backward and optimizer that no plan knows are a term, as they carry no gradients; what the
+    backend emulates is a term of `backend_numel` alone. Where the size of a collective is unknown nothing is compared
+    and `unexplained` is null, unless `partial`.
 
     `summed` adds up all complete steps of all ranks; rank and step are null then. Without an expectation (`expected`,
     else the manifest's) the terms are missing and `unexplained` is null.
@@ -54,11 +67,11 @@ def ledger(
     Raises:
         UsageError: `by` names another column.
     """
-    groups = _checked(by)
+    keys = LEDGER_BY.keys(by, "ledger")
+    groups = [key for key in keys if key not in _STEP]
     known = expected if expected is not None else expectation(run)
     steps = complete_steps(run)
     terms = _terms(known, groups)
-    keys = [*_STEP, *groups]
     measured = _measured(run, steps, keys, terms)
     planned = steps.join(terms, how="cross").select(*keys, "place", "term", *_SIZES)
     planned = pl.concat([planned, _small(run, steps, keys, known)], how="vertical_relaxed")
@@ -73,7 +86,7 @@ def ledger(
     return (
         rows.sort(*order, "place", maintain_order=True)
         .with_columns((pl.col("numel") / psi).alias("psi"))
-        .select(*keys, "term", "numel", "psi", "payload_bytes", "backend_numel", "coverage")
+        .select(*keys, *LEDGER_SCHEMA.names()[len(_STEP) :])
     )
 
 
@@ -192,10 +205,3 @@ def _over_all(rows: pl.DataFrame, groups: list[str]) -> pl.DataFrame:
     )
     rank, step = rows.schema["rank"], rows.schema["step"]
     return summed.with_columns(pl.lit(None, rank).alias("rank"), pl.lit(None, step).alias("step"))
-
-
-def _checked(by: Sequence[str]) -> list[str]:
-    unknown = [column for column in by if column not in (*BY, *_STEP)]
-    if unknown:
-        raise UsageError(f"the ledger cannot be grouped by {', '.join(unknown)}; use any of {', '.join(BY)}")
-    return [column for column in dict.fromkeys(by) if column not in _STEP]

@@ -6,33 +6,60 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from tracekit import common_columns as c
+from tracekit.table_schema import Column, Schema
 from tracekit.theory import strategy_stage, zero_memory_per_gpu
 
 if TYPE_CHECKING:
     from tracekit.manifest import Manifest, RankInfo
     from tracekit.model.run import Run
 
-BASE = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "device": pl.String,
-        "ts_ns": pl.Int64,
-        "allocated_bytes": pl.Int64,
-        "reserved_bytes": pl.Int64,
-    }
+_AT_START = "as the recorder measured it when the window began; 0 without a manifest"
+MEMORY_SCHEMA = Schema(
+    c.RANK,
+    c.DEVICE,
+    c.TS_NS,
+    c.ALLOCATED_BYTES.but(
+        meaning="Bytes in use after this allocation or free. On a GPU the allocator's total; on a CPU what was held "
+        "when the window began, plus what was allocated since, less what was freed."
+    ),
+    c.RESERVED_BYTES,
+    Column("parameters_bytes", pl.Int64, f"Parameters, {_AT_START}."),
+    Column(
+        "gradients_bytes", pl.Int64, f"Gradients, {_AT_START}; what is freed later of before the window is taken off."
+    ),
+    Column("optimizer_state_bytes", pl.Int64, f"State of the optimizer, {_AT_START}."),
+    Column("buffers_bytes", pl.Int64, f"Buffers of the model, {_AT_START}."),
+    Column("*_bytes", pl.Int64, "One column for each other `category` of the allocations: what is held of it."),
+    Column(
+        "before_the_window_bytes", pl.Int64, "The rest of `allocated_bytes`: what was there before and has no name."
+    ),
 )
-PEAK_SCHEMA = pl.Schema(
-    {"rank": pl.Int32, "device": pl.String, "ts_ns": pl.Int64, "category": pl.String, "bytes": pl.Int64}
+PEAK_SCHEMA = Schema(
+    c.RANK,
+    c.DEVICE,
+    c.TS_NS.but(meaning="When the device held most, since the epoch, on the clock of its host."),
+    c.CATEGORY.but(
+        meaning="What the memory was for, by the columns of `memory`; `reserved beyond allocated` is what the caching "
+        "allocator kept on top."
+    ),
+    Column("bytes", pl.Int64, "Bytes of that category at that moment; the others add up to the allocated bytes."),
 )
-MODEL_STATES_SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "stage": pl.Int8,
-        "num_ranks": pl.Int32,
-        "component": pl.String,
-        "theory_bytes": pl.Int64,
-        "held_bytes": pl.Int64,
-    }
+MODEL_STATES_SCHEMA = Schema(
+    c.RANK,
+    Column("stage", pl.Int8, "ZeRO stage of the strategy: 0 (replicated) to 3."),
+    Column("num_ranks", pl.Int32, "Number of ranks that share the model states: the dp_shard axis, else all."),
+    Column("component", pl.String, "parameters, gradients, optimizer_state, buffers or total."),
+    Column(
+        "theory_bytes",
+        pl.Int64,
+        "Closed form of the ZeRO paper: 2 bytes a parameter, 2 a gradient, 12 of optimizer state, each over N from the "
+        "stage on that shards it.",
+        "of buffers, which the closed form leaves out",
+    ),
+    Column(
+        "held_bytes", pl.Int64, "Bytes that the recorder measured between steps.", "the recorder did not measure it"
+    ),
 )
 
 # What a rank holds through the window: the recorder measured it, in this order.
@@ -68,8 +95,8 @@ def memory(run: Run) -> pl.DataFrame:
     is null on a CPU.
     """
     names = _categories(run.allocations)
-    columns = [*HELD, *names, BEFORE_WINDOW]
-    schema = {**BASE, **{column_of(name): pl.Int64 for name in columns}}
+    *fixed, before = MEMORY_SCHEMA
+    schema = {name: MEMORY_SCHEMA.get(name, pl.Int64()) for name in (*fixed, *map(column_of, names), before)}
     curves = [
         _curve(rows, _baseline(rows, run.manifest), names)
         for _, rows in run.allocations.sort(*_PLACE, "ts_ns", maintain_order=True).group_by(_PLACE, maintain_order=True)

@@ -6,27 +6,49 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.errors import UsageError
+from tracekit import common_columns as c
 from tracekit.model.device_time import DEVICE_KEY, covered_ns, islands
+from tracekit.table_schema import Column, Groupings, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.model.run import Run
 
-BY = ("rank", "step", "layer", "phase", "kind", "axis")
-MEASURES = pl.Schema(
-    {
-        "num_collectives": pl.Int64,
-        "comm_ns": pl.Int64,
-        "overlapped_ns": pl.Int64,
-        "exposed_ns": pl.Int64,
-        "overlap_ratio": pl.Float64,
-    }
+KIND = c.KIND.but(null="communication that belongs to no known collective")
+OVERLAP_BY = Groupings(
+    (
+        *(c.RANK, c.STEP, c.LAYER, c.PHASE, KIND, c.AXIS),
+        *(c.CYCLE, c.DEVICE, c.LANE, c.BACKEND_KIND, c.GROUP, c.GROUP_SIZE, c.DTYPE),
+    ),
+    default=("rank", "step", "layer", "phase", "kind", "axis"),
+)
+_NEVER_RAN = "none of the group's collectives ran on a device"
+OVERLAP_SCHEMA = Schema(
+    c.RANK,
+    c.STEP,
+    c.LAYER,
+    c.PHASE,
+    KIND,
+    c.AXIS,
+    c.NUM_COLLECTIVES.but(meaning="Number of collectives of the group, those that never ran on a device included."),
+    Column(
+        "comm_ns",
+        pl.Int64,
+        "Length of the union of the group's communication within a rank and device, summed over these. Groups may "
+        "overlap one another, so rows do not add up to a coarser grouping.",
+        _NEVER_RAN,
+    ),
+    c.OVERLAPPED_NS.but(
+        meaning="The part of it during which compute of any step ran on another lane of the same device.",
+        null=_NEVER_RAN,
+    ),
+    c.EXPOSED_NS.but(meaning="The rest: `comm_ns` less `overlapped_ns`.", null=_NEVER_RAN),
+    Column("overlap_ratio", pl.Float64, "`overlapped_ns` over `comm_ns`.", "there was no communication"),
 )
 
+_MEASURES = ("num_collectives", "comm_ns", "overlapped_ns", "exposed_ns", "overlap_ratio")
 _SPAN = ("cycle", "lane", "start_ns", "dur_ns")
-_GROUPABLE = (*BY, "cycle", "device", "lane", "backend_kind", "group", "group_size", "dtype")
 
 
 def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
@@ -48,7 +70,7 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
     Raises:
         UsageError: `by` names a column that communication cannot be grouped by.
     """
-    keys = _checked(BY if by is None else by)
+    keys = OVERLAP_BY.keys(by, "overlap")
     # A group needs a key: without any, everything is in the one group of `all`.
     groups = keys or ["all"]
     spans = communication(run).with_columns(pl.lit(0).alias("all"))
@@ -70,7 +92,7 @@ def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
         .with_columns((pl.col("comm_ns") - pl.col("overlapped_ns")).alias("exposed_ns"))
         .with_columns(ratio("overlapped_ns", "comm_ns").alias("overlap_ratio"))
         .sort(groups)
-        .select(*keys, *(pl.col(name).cast(dtype) for name, dtype in MEASURES.items()))
+        .select(*keys, *(pl.col(name).cast(OVERLAP_SCHEMA[name]) for name in _MEASURES))
     )
 
 
@@ -92,7 +114,7 @@ def communication(run: Run) -> pl.DataFrame:
     )
     counted = (pl.col("index") == pl.col("first")).fill_null(value=False).alias("is_collective")
     never = run.collectives.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(value=True).alias("is_collective"))
-    columns = [*dict.fromkeys((*_GROUPABLE, *_SPAN)), "index", "issued_ns", "wait_ns", "is_collective"]
+    columns = [*dict.fromkeys((*OVERLAP_BY.names, *_SPAN)), "index", "issued_ns", "wait_ns", "is_collective"]
     parts = [of_calls.with_columns(counted), alone.with_columns(counted), never]
     return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
 
@@ -100,10 +122,3 @@ def communication(run: Run) -> pl.DataFrame:
 def ratio(part: str, whole: str) -> pl.Expr:
     """Part over whole, null where the whole is nothing or unknown."""
     return pl.when(pl.col(whole) > 0).then(pl.col(part) / pl.col(whole))
-
-
-def _checked(by: Sequence[str]) -> list[str]:
-    unknown = [column for column in by if column not in _GROUPABLE]
-    if unknown:
-        raise UsageError(f"communication cannot be grouped by {', '.join(unknown)}; use any of {', '.join(_GROUPABLE)}")
-    return list(dict.fromkeys(by))

@@ -6,54 +6,63 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.model.collectives.matching import SYMMETRIC
 from tracekit.model.steps import turns
+from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
-SKEW_SCHEMA = pl.Schema(
-    {
-        "step": pl.Int64,
-        "kind": pl.String,
-        "group": pl.String,
-        "seq": pl.Int64,
-        "rank": pl.Int32,
-        "start_ns": pl.Int64,
-        "dur_ns": pl.Int64,
-        "transfer_ns": pl.Int64,
-        "wait_ns": pl.Int64,
-        "last_rank": pl.Int32,
-    }
+SKEW_SCHEMA = Schema(
+    c.STEP,
+    c.KIND,
+    c.GROUP,
+    c.SEQ.but(
+        meaning="Sequence number of the collective in its group or, where the trace has none, its place in this table.",
+        null="",
+    ),
+    c.RANK,
+    c.START_NS.but(meaning="When it began on this rank, since the epoch, on the clock of the first host."),
+    c.DUR_NS,
+    c.TRANSFER_NS,
+    c.WAIT_NS,
+    Column("last_rank", pl.Int32, "Rank that came last: the one with the least wait.", "as `transfer_ns`"),
 )
-CLOCKS_SCHEMA = pl.Schema(
-    {
-        "host": pl.String,
-        "reference": pl.String,
-        "offset_ns": pl.Int64,
-        "spread_ns": pl.Int64,
-        "num_collectives": pl.Int64,
-    }
+CLOCKS_SCHEMA = Schema(
+    c.HOST.but(meaning="Name of the machine; a rank of an unknown host is a host of its own (`rank 3`).", null=""),
+    Column("reference", pl.String, "Host of the lowest rank, whose clock the others are held against."),
+    Column("offset_ns", pl.Int64, "How far its clock is ahead: the median over the ends of matched collectives."),
+    Column(
+        "spread_ns",
+        pl.Int64,
+        "Widest distance of one collective from that median: no shorter wait between hosts can be told.",
+    ),
+    c.NUM_COLLECTIVES.but(meaning="Number of matched collectives that the offset rests on."),
 )
-MISMATCHES_SCHEMA = pl.Schema(
-    {
-        "step": pl.Int64,
-        "kind": pl.String,
-        "group": pl.String,
-        "in_numel": pl.Int64,
-        "rank": pl.Int32,
-        "num_collectives": pl.Int64,
-        "num_elsewhere": pl.Int64,
-    }
+MISMATCHES_SCHEMA = Schema(
+    c.STEP,
+    c.KIND,
+    c.GROUP,
+    c.IN_NUMEL,
+    c.RANK,
+    c.NUM_COLLECTIVES.but(meaning="Number of such collectives on this rank."),
+    Column("num_elsewhere", pl.Int64, "Number that most ranks have."),
 )
-STRAGGLERS_SCHEMA = pl.Schema(
-    {
-        "rank": pl.Int32,
-        "num_last": pl.Int64,
-        "num_collectives": pl.Int64,
-        "waited_ns": pl.Int64,
-        "made_others_wait_ns": pl.Int64,
-    }
+STRAGGLERS_SCHEMA = Schema(
+    c.RANK,
+    Column(
+        "num_last",
+        pl.Int64,
+        "Number of collectives to which it came last, none where no wait exceeds `clocks`' spread.",
+    ),
+    c.NUM_COLLECTIVES.but(meaning="Number of collectives that were matched on all of their ranks."),
+    Column("waited_ns", pl.Int64, "Time that it waited for others."),
+    Column(
+        "made_others_wait_ns",
+        pl.Int64,
+        "Over the collectives to which it came last: how long the longest-waiting other rank waited.",
+    ),
 )
 # Ranks leave these together, so their ends are the same moment on every clock.
 _COMMON_END = ("all_gather", "reduce_scatter", "all_reduce")

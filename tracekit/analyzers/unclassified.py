@@ -6,22 +6,28 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit import common_columns as c
+from tracekit.table_schema import Column, Schema
+
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
-SCHEMA = pl.Schema(
-    {
-        "what": pl.String,
-        "name": pl.String,
-        "num_rows": pl.Int64,
-        "dur_ns": pl.Int64,
-        "share": pl.Float64,
-    }
+UNCLASSIFIED_SCHEMA = Schema(
+    Column(
+        "what",
+        pl.String,
+        "`device row of unknown kind` (class other on an accelerator: neither compute nor communication), or "
+        "`collective known by its name alone`.",
+    ),
+    c.NAME,
+    Column("num_rows", pl.Int64, "Number of rows of that name."),
+    c.DUR_NS.but(meaning="Sum of their durations."),
+    Column("share", pl.Float64, "That over the summed duration of all device work.", "no device work took any time"),
 )
 
 
 def unclassified(run: Run) -> pl.DataFrame:
-    """Rows that rest on no metadata, by name, longest first: SCHEMA.
+    """Rows that rest on no metadata, by name, longest first: UNCLASSIFIED_SCHEMA.
 
     `what`: "device row of unknown kind" (class other on an accelerator: it counts neither as compute nor as
     communication), or "collective known by its name alone". `dur_ns` is a sum over rows; `share` is that of the summed
@@ -41,5 +47,5 @@ def unclassified(run: Run) -> pl.DataFrame:
         .agg(pl.len().alias("num_rows"), pl.col("dur_ns").sum())
         .with_columns((pl.col("dur_ns") / total if total else pl.lit(None, pl.Float64)).alias("share"))
         .sort("dur_ns", "what", "name", descending=[True, False, False])
-        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+        .select(pl.col(name).cast(dtype) for name, dtype in UNCLASSIFIED_SCHEMA.items())
     )

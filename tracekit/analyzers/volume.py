@@ -1,4 +1,4 @@
-"""How much a step moved, beside what the strategy should send (plan) and what the lesson says (theory)."""
+"""How much each step sent, beside what its strategy should send (plan) and the ZeRO paper's closed form (theory)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.analyzers.overlap import ratio
 from tracekit.collective_kinds import PASSES
-from tracekit.errors import UsageError
 from tracekit.plan import plan
+from tracekit.table_schema import Column, Groupings, Schema
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 if TYPE_CHECKING:
@@ -18,35 +19,70 @@ if TYPE_CHECKING:
 
     from tracekit.model.run import Run
 
-KEYS = ("rank", "step", "kind", "axis")
-BY = ("layer", "phase", "dtype")
+_NO_PLAN = "there is no plan for the step: no manifest, or the step is incomplete"
+_PLANNED = (
+    Column("plan_passes_numel", pl.Int64, "Elements × passes by the strategy's plan.", _NO_PLAN),
+    Column("plan_payload_bytes", pl.Int64, "Payload bytes by the strategy's plan.", _NO_PLAN),
+)
+_COVERAGE = c.COVERAGE.but(
+    meaning="Share of the collectives whose size is known; below 1 the measured columns are the known part.",
+    null="the plan expects it and the trace has none",
+)
+_PAYLOAD_BYTES = c.PAYLOAD_BYTES.but(meaning="Bytes of the payloads, summed over what is known of them.")
+_WIRE_BYTES = c.WIRE_BYTES.but(meaning="Bytes that one rank of a ring sends for them, summed over what is known.")
+VOLUME_BY = Groupings(
+    (c.RANK, c.STEP, c.KIND, c.AXIS, c.LAYER, c.PHASE, c.DTYPE),
+    default=("rank", "step", "kind", "axis"),
+    always=("rank", "step", "kind", "axis"),
+)
+VOLUME_SCHEMA = Schema(
+    c.RANK,
+    c.STEP,
+    c.KIND,
+    c.AXIS,
+    c.NUM_COLLECTIVES,
+    c.NUMEL,
+    c.PASSES_NUMEL,
+    c.PSI,
+    _PAYLOAD_BYTES,
+    _WIRE_BYTES,
+    *_PLANNED,
+    _COVERAGE,
+)
+_NO_THEORY = "without a manifest of a strategy that the closed form knows"
+TOTALS_SCHEMA = Schema(
+    c.RANK,
+    c.STEP,
+    Column("theory_numel", pl.Int64, "Closed form of the ZeRO paper: 2Ψ, at stage 3 3Ψ.", _NO_THEORY),
+    _PLANNED[0].but(name="plan_numel"),
+    c.PASSES_NUMEL.but(name="measured_numel", meaning="Elements × passes of what was asked for."),
+    c.PASSES_NUMEL.but(name="backend_numel", meaning="Elements × passes of what the backend ran instead."),
+    Column("theory_psi", pl.Float64, "`theory_numel` over Ψ.", _NO_THEORY),
+    Column("plan_psi", pl.Float64, "`plan_numel` over Ψ.", _NO_PLAN),
+    c.PSI.but(name="measured_psi", meaning="`measured_numel` over Ψ."),
+    c.PSI.but(name="backend_psi", meaning="`backend_numel` over Ψ."),
+    _PLANNED[1],
+    _PAYLOAD_BYTES,
+    _WIRE_BYTES,
+    c.NUM_COLLECTIVES,
+    _COVERAGE.but(null="no collective was found"),
+)
+BACKEND_SCHEMA = Schema(
+    c.RANK,
+    c.STEP,
+    c.KIND,
+    c.BACKEND_KIND,
+    c.NUM_COLLECTIVES,
+    c.NUMEL,
+    c.PASSES_NUMEL.but(meaning="Elements × passes of what the backend ran."),
+    c.PSI,
+)
 
 _STEP = ("rank", "step")
-_MEASURES = {
-    "num_collectives": pl.Int64,
-    "numel": pl.Int64,
-    "passes_numel": pl.Int64,
-    "psi": pl.Float64,
-    "payload_bytes": pl.Int64,
-    "wire_bytes": pl.Int64,
-    "plan_passes_numel": pl.Int64,
-    "plan_payload_bytes": pl.Int64,
-    "coverage": pl.Float64,
-}
 
 
-def volume(run: Run, *, by: Sequence[str] = ()) -> pl.DataFrame:
-    """Elements and bytes of each rank, step, kind and axis, measured and planned.
-
-    Columns: rank, step, kind, axis, those of `by` (any of layer, phase, dtype), then
-
-    - `num_collectives`, `numel` (payload elements: an all-gather's output, else the input), `passes_numel`
-      (elements times passes), `psi` (that over Ψ, null without a manifest), `payload_bytes`, `wire_bytes`
-      (ring-equivalent bytes that one rank sends);
-    - `plan_passes_numel`, `plan_payload_bytes`: the same two by the plan, null where there is no plan for the
-      step;
-    - `coverage`: share of the collectives whose size is known. Below 1 the measured columns are the known
-      part of the total; at 0 they are null.
+def volume(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
+    """Elements and bytes by rank, step, kind and axis (and columns of VOLUME_BY), measured and planned: VOLUME_SCHEMA.
 
     The plan stands beside complete steps only. What it expects and the trace lacks is a row with no
     collectives.
@@ -54,24 +90,23 @@ def volume(run: Run, *, by: Sequence[str] = ()) -> pl.DataFrame:
     Raises:
         UsageError: `by` names another column.
     """
-    keys = [*KEYS, *_checked(by)]
+    keys = VOLUME_BY.keys(by, "volume")
     expected = _planned(run, keys)
     joined = _measured(run, keys).join(expected, on=keys, how="full", coalesce=True, nulls_equal=True)
     return (
         joined.with_columns(_nothing_is_zero("numel", "passes_numel", "payload_bytes", "wire_bytes"))
         .with_columns(_over_psi(run, "passes_numel").alias("psi"))
-        .select(*keys, *(pl.col(name).cast(dtype) for name, dtype in _MEASURES.items()))
+        .select(
+            *keys, *(pl.col(name).cast(dtype) for name, dtype in list(VOLUME_SCHEMA.items())[len(VOLUME_BY.always) :])
+        )
         .sort(keys, maintain_order=True)
     )
 
 
 def totals(run: Run) -> pl.DataFrame:
-    """Each rank and step: theory, plan, measured and what the backend did, in elements × passes and in Ψ.
+    """Each step's theory, plan, measurement and what the backend did, in elements × passes and in Ψ: TOTALS_SCHEMA.
 
-    Columns: rank, step, theory_numel, plan_numel, measured_numel, backend_numel, theory_psi, plan_psi,
-    measured_psi, backend_psi, plan_payload_bytes, payload_bytes, wire_bytes, num_collectives, coverage. The
-    backend differs where it emulates one collective by another, as gloo does with reduce-scatter. Unknown is
-    null.
+    The backend differs where it emulates one collective by another, as gloo does with reduce-scatter.
     """
     measured = _measured(run, list(_STEP))
     ran = backend(run).group_by(_STEP).agg(known_sum("passes_numel").alias("backend_numel"))
@@ -84,16 +119,8 @@ def totals(run: Run) -> pl.DataFrame:
         .with_columns(pl.lit(_theory(run), pl.Int64).alias("theory_numel"))
     )
     sides = ("theory", "plan", "measured", "backend")
-    return joined.select(
-        *_STEP,
-        *(f"{side}_numel" for side in sides),
-        *(_over_psi(run, f"{side}_numel").alias(f"{side}_psi") for side in sides),
-        "plan_payload_bytes",
-        "payload_bytes",
-        "wire_bytes",
-        "num_collectives",
-        "coverage",
-    ).sort(_STEP, maintain_order=True)
+    over_psi = (_over_psi(run, f"{side}_numel").alias(f"{side}_psi") for side in sides)
+    return joined.with_columns(over_psi).select(TOTALS_SCHEMA.names()).sort(_STEP, maintain_order=True)
 
 
 def _nothing_is_zero(*columns: str) -> list[pl.Expr]:
@@ -103,11 +130,7 @@ def _nothing_is_zero(*columns: str) -> list[pl.Expr]:
 
 
 def backend(run: Run) -> pl.DataFrame:
-    """What the backend did for each kind of collective that was asked of it.
-
-    Columns: rank, step, kind, backend_kind, num_collectives, numel, passes_numel (by the passes of what it
-    did), psi.
-    """
+    """What the backend ran for each kind of collective that was asked of it: BACKEND_SCHEMA."""
     keys = [*_STEP, "kind", "backend_kind"]
     return (
         sized(run)
@@ -170,7 +193,7 @@ def _planned(run: Run, keys: list[str]) -> pl.DataFrame:
 
 
 def _theory(run: Run) -> int | None:
-    """The lesson's volume of a step: 2Ψ or 3Ψ elements; null for a run of no known strategy."""
+    """The closed form's volume of a step: 2Ψ or 3Ψ elements; None for a run of no known strategy."""
     if run.manifest is None or run.psi is None:
         return None
     stage = strategy_stage(run.manifest.strategy)
@@ -184,10 +207,3 @@ def known_sum(column: str) -> pl.Expr:
 
 def _over_psi(run: Run, column: str) -> pl.Expr:
     return pl.col(column) / pl.lit(run.psi, pl.Float64)
-
-
-def _checked(by: Sequence[str]) -> list[str]:
-    unknown = [column for column in by if column not in (*BY, *KEYS)]
-    if unknown:
-        raise UsageError(f"volume cannot be grouped by {', '.join(unknown)}; use any of {', '.join(BY)}")
-    return [column for column in dict.fromkeys(by) if column not in KEYS]

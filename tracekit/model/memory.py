@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.model import names
 from tracekit.model.as_of import around
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.recordings import RUN
+from tracekit.table_schema import Column, Schema
 
-# One row an allocation or a free, in time order. `allocated_bytes` and `reserved_bytes`: the allocator's totals after
-# it (null in traces older than torch 2.0). On a CPU the totals count from the start of the profiler, not of the
-# process. `category`: what it was allocated for, judged by where; a free has the category of its allocation.
-ALLOCATIONS_SCHEMA: dict[str, pl.DataType] = {
-    "rank": pl.Int32(),
-    "cycle": pl.Int32(),
-    "device": pl.String(),
-    "ts_ns": pl.Int64(),
-    "delta_bytes": pl.Int64(),
-    "allocated_bytes": pl.Int64(),
-    "reserved_bytes": pl.Int64(),
-    "address": pl.Int64(),
-    "category": pl.String(),
-    "layer": pl.String(),
-    "phase": pl.String(),
-}
+# In time order.
+ALLOCATIONS_SCHEMA = Schema(
+    c.RANK,
+    c.CYCLE,
+    c.DEVICE,
+    c.TS_NS,
+    Column("delta_bytes", pl.Int64, "Bytes allocated; negative: freed."),
+    c.ALLOCATED_BYTES.but(
+        meaning="The allocator's total after it; on a CPU counted from the start of the profiler, not the process.",
+        null="the trace is older than torch 2.0",
+    ),
+    c.RESERVED_BYTES.but(null="the trace is older than torch 2.0"),
+    Column("address", pl.Int64, "Address of the block.", "the trace does not tell it"),
+    c.CATEGORY.but(
+        meaning="What the memory was for, by FSDP2's annotation or the phase around it: unsharded parameters, gradient "
+        "buffers, activations, gradients and temporaries, optimizer or other. A free has the category of its "
+        "allocation, or `before the window`."
+    ),
+    c.LAYER,
+    c.PHASE,
+)
 _BY_PHASE = {"forward": "activations", "backward": "gradients and temporaries", "optimizer": "optimizer"}
 BEFORE_WINDOW = "before the window"
 

@@ -23,9 +23,18 @@ from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.model.table_builder import Tables
 from tracekit.model.table_cache import CachedTables
 from tracekit.read.discovery.sources import expand
-from tracekit.read.traces import REPAIRS_SCHEMA, Progress, Traces, read_traces
+from tracekit.read.traces import FILES_SCHEMA, REPAIRS_SCHEMA, Progress, Traces, read_traces
+from tracekit.table_schema import Column, Schema
 
 PathLike = str | os.PathLike[str]
+
+_NO_STEPS = "the file was not read, or has no step marks"
+RANKS_SCHEMA = Schema(
+    *FILES_SCHEMA.columns.values(),
+    Column("first_step", pl.Int64, "Number of its first step.", _NO_STEPS),
+    Column("last_step", pl.Int64, "Number of its last step.", _NO_STEPS),
+    Column("complete", pl.Boolean, "Whether all of its steps are complete.", "the file was not read, or holds no step"),
+)
 
 
 class Run:
@@ -58,7 +67,7 @@ class Run:
 
     @cached_property
     def events(self) -> pl.DataFrame:
-        """All events that were read, in file order: EVENT_SCHEMA with rank and cycle."""
+        """All events that were read, in file order: RUN_EVENTS_SCHEMA."""
         return self._traces.columns.merged()
 
     @property
@@ -73,7 +82,7 @@ class Run:
 
     @cached_property
     def ranks(self) -> pl.DataFrame:
-        """The files of the run with what was found in each; of other cycles than the one read, nothing was."""
+        """The files of the run with what was found in each: RANKS_SCHEMA."""
         return _ranks(self._files, self.steps)
 
     @cached_property
@@ -180,7 +189,7 @@ def _folders(path: Path) -> tuple[Path, Path]:
 
 
 def _ranks(files: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFrame:
-    """One row a file: file, rank, rank_from, cycle, host, num_events, first_step, last_step, complete."""
+    """RANKS_SCHEMA of the files and their steps."""
     seen = steps_table.group_by("rank", "cycle").agg(
         pl.col("step").min().alias("first_step"),
         pl.col("step").max().alias("last_step"),

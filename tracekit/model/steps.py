@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.manifest import Manifest
 from tracekit.model import step_marks as marks
 from tracekit.model.as_of import around
 from tracekit.model.event_kinds import Kinds
 from tracekit.model.recordings import RUN, without
 from tracekit.read.findings import CORRUPT, ENDS_EARLY
+from tracekit.table_schema import Column, Schema
 
-# One row a step of a rank. Half-open window in absolute ns on the CPU clock; `complete` is false, with a reason, where
-# the recording was cut inside it, or its mark is in doubt. Windows of a rank do not overlap; between them may lie time
-# of no step (see model/marks.py). Without marks: one row, `step` null, the whole trace.
-STEPS_SCHEMA: dict[str, pl.DataType] = {
-    "rank": pl.Int32(),
-    "cycle": pl.Int32(),
-    "step": pl.Int64(),
-    "start_ns": pl.Int64(),
-    "end_ns": pl.Int64(),
-    "complete": pl.Boolean(),
-    "reason": pl.String(),
-}
+# Windows of a rank are half-open and do not overlap; between them may lie time of no step (see step_marks.py).
+STEPS_SCHEMA = Schema(
+    c.RANK,
+    c.CYCLE,
+    c.STEP.but(
+        meaning="Optimizer step, by the number of its `ProfilerStep#` mark.",
+        null="the trace has no such marks: one row for the whole of it",
+    ),
+    c.START_NS,
+    c.END_NS.but(meaning="When the next one began on the same thread, since the epoch (exclusive)."),
+    Column("complete", pl.Boolean, "Whether the whole step was recorded and its mark is beyond doubt."),
+    Column("reason", pl.String, "Why it is not complete, or what its window rests on.", "there is nothing to say"),
+)
 
 
 def steps(kinds: Kinds, manifest: Manifest | None = None, repairs: pl.DataFrame | None = None) -> pl.DataFrame:

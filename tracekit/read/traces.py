@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.errors import InputError
 from tracekit.manifest import MANIFEST_NAME, Manifest, is_foreign
 from tracekit.read.decoding.columns import Columns
@@ -29,27 +30,34 @@ from tracekit.read.discovery.ranks import (
 from tracekit.read.discovery.sources import LeftOut, Source, find_sources
 from tracekit.read.findings import Finding
 from tracekit.read.trace_cache import Opened, read_file
+from tracekit.table_schema import Column, Schema
 
-# One row for each file of the run; a file of a cycle that was not read has null `num_events`, and `rank` by its name.
-FILES_SCHEMA: dict[str, pl.DataType] = {
-    "file": pl.String(),
-    "rank": pl.Int32(),
-    "rank_from": pl.String(),
-    "cycle": pl.Int32(),
-    "host": pl.String(),
-    "num_events": pl.Int64(),
-}
-# One row for each kind of fault of a file (of the run as a whole, where `file` is null): what was wrong, the byte of
-# the text where it was first seen, how often, and what was done about it.
-REPAIRS_SCHEMA: dict[str, pl.DataType] = {
-    "file": pl.String(),
-    "rank": pl.Int32(),
-    "cycle": pl.Int32(),
-    "what": pl.String(),
-    "offset": pl.Int64(),
-    "count": pl.Int64(),
-    "done": pl.String(),
-}
+# One row a file of the run, those of cycles that were not read included.
+_NOT_READ = "its cycle was not read"
+FILES_SCHEMA = Schema(
+    Column("file", pl.String, "Path of the file."),
+    c.RANK.but(meaning="Rank whose trace it is.", null=f"{_NOT_READ} and its name tells no rank"),
+    Column(
+        "rank_from",
+        pl.String,
+        "How that was found: distributedInfo, file name, folder name or order.",
+        "`rank` is null",
+    ),
+    c.CYCLE,
+    c.HOST.but(null=f"neither trace nor manifest tells it, or {_NOT_READ}"),
+    Column("num_events", pl.Int64, "Number of events in it.", _NOT_READ),
+)
+REPAIRS_SCHEMA = Schema(
+    Column("file", pl.String, "File that something was wrong with.", "of the run as a whole"),
+    c.RANK.but(meaning="Rank of the file.", null="of no one rank"),
+    c.CYCLE,
+    Column("what", pl.String, "What was wrong."),
+    Column(
+        "offset", pl.Int64, "Byte of the (uncompressed) text where it was first seen.", "it has no place in the text"
+    ),
+    Column("count", pl.Int64, "How often it was seen."),
+    Column("done", pl.String, "What was done about it."),
+)
 
 _STRAY = "not a Kineto trace (no events in it)"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.collective_kinds import PASSES
 from tracekit.dtypes import ITEM_SIZES, dtype_of
 from tracekit.intervals import Intervals
@@ -20,53 +21,69 @@ from tracekit.model.device_time import DEVICE_KEY, Key, covered_ns
 from tracekit.model.patterns import Patterns, kind_by_name
 from tracekit.model.recordings import RUN
 from tracekit.model.steps import step_at, turns
+from tracekit.table_schema import Column, Schema
 
-# One row a collective, in time order; times null where it was issued and nothing ran inside the window. `kind` is
-# what was asked for, `backend_kind` what ran (gloo emulates reduce-scatter by all-reduce). `payload_numel` and
-# `payload_bytes`: the full tensor (all-gather: its output, others: their input). `wire_bytes`: what one rank of a ring
-# sends, passes x payload x (n-1)/n. `kind_from`, `bytes_from`: args, op, shapes, annotation, name. `layer_from`: FSDP2,
-# recorder, manifest (sizes in the order of gradients), nn.Module, autograd. A collective of several kernels lasts from
-# the first to the last; its overlapped and exposed time leave pauses out. `call`: as in the work table. `match` is the
-# same number on all ranks of one collective, of which `num_matched` of `num_needed` are at hand; `transfer_ns` and
-# `wait_ns` (they add up to `dur_ns`) are null unless all are: see model/matching.py.
-COLLECTIVES_SCHEMA: dict[str, pl.DataType] = {
-    "rank": pl.Int32(),
-    "cycle": pl.Int32(),
-    "step": pl.Int64(),
-    "index": pl.Int64(),
-    "device": pl.String(),
-    "lane": pl.String(),
-    "layer": pl.String(),
-    "layer_from": pl.String(),
-    "phase": pl.String(),
-    "kind": pl.String(),
-    "backend_kind": pl.String(),
-    "group": pl.String(),
-    "group_size": pl.Int32(),
-    "axis": pl.String(),
-    "axis_from": pl.String(),
-    "seq": pl.Int64(),
-    "dtype": pl.String(),
-    "in_numel": pl.Int64(),
-    "out_numel": pl.Int64(),
-    "payload_numel": pl.Int64(),
-    "payload_bytes": pl.Int64(),
-    "passes": pl.Int8(),
-    "wire_bytes": pl.Int64(),
-    "issued_ns": pl.Int64(),
-    "start_ns": pl.Int64(),
-    "dur_ns": pl.Int64(),
-    "overlapped_ns": pl.Int64(),
-    "exposed_ns": pl.Int64(),
-    "call": pl.Int64(),
-    "match": pl.Int64(),
-    "num_matched": pl.Int32(),
-    "num_needed": pl.Int32(),
-    "wait_ns": pl.Int64(),
-    "transfer_ns": pl.Int64(),
-    "kind_from": pl.String(),
-    "bytes_from": pl.String(),
-}
+# In time order, each collective once on each of its ranks.
+_NEVER_RAN = "it was issued and nothing of it ran inside the window"
+COLLECTIVES_SCHEMA = Schema(
+    c.RANK,
+    c.CYCLE,
+    c.STEP,
+    c.INDEX,
+    c.DEVICE.but(null=_NEVER_RAN),
+    c.LANE.but(null=_NEVER_RAN),
+    c.LAYER,
+    c.LAYER_FROM,
+    c.PHASE,
+    c.KIND,
+    c.BACKEND_KIND.but(null="neither arguments nor name tell it"),
+    c.GROUP,
+    c.GROUP_SIZE,
+    c.AXIS,
+    Column(
+        "axis_from",
+        pl.String,
+        "How the axis was found: group (its name), annotation (FSDP2's around it), size (the only axis of that size) "
+        "or order (of gradient norms).",
+        "the axis is unknown",
+    ),
+    c.SEQ,
+    c.DTYPE,
+    c.IN_NUMEL.but(null="neither arguments nor shapes tell it"),
+    c.OUT_NUMEL.but(null="neither arguments nor shapes tell it"),
+    Column(
+        "payload_numel",
+        pl.Int64,
+        "Elements of the full tensor: of an all_gather its output, of the others their input.",
+        "its sizes are unknown",
+    ),
+    c.PAYLOAD_BYTES.but(null="its sizes or its dtype are unknown"),
+    Column(
+        "passes",
+        pl.Int8,
+        "How often the payload crosses: all_reduce 2; all_gather, reduce_scatter, broadcast and reduce 1.",
+        "the kind is `other`",
+    ),
+    c.WIRE_BYTES,
+    Column(
+        "issued_ns", pl.Int64, "When the CPU issued it, since the epoch.", "neither call nor launch is in the trace"
+    ),
+    c.START_NS.but(null=_NEVER_RAN),
+    c.DUR_NS.but(meaning="From the start of its first kernel to the end of its last.", null=_NEVER_RAN),
+    c.OVERLAPPED_NS.but(
+        meaning="Time of its kernels during which compute ran on another lane of the same device; pauses left out.",
+        null=_NEVER_RAN,
+    ),
+    c.EXPOSED_NS.but(meaning="Time of its kernels during which no such compute ran.", null=_NEVER_RAN),
+    Column("call", pl.Int64, "Number of the call on its rank; the same in `work`.", "the call is not in the trace"),
+    Column("match", pl.Int64, "Number of the collective, the same on all of its ranks (see matching.py)."),
+    Column("num_matched", pl.Int32, "Number of its ranks that are at hand."),
+    Column("num_needed", pl.Int32, "Number of ranks in its group, else in the run.", "neither is known"),
+    c.WAIT_NS,
+    c.TRANSFER_NS,
+    Column("kind_from", pl.String, "How the kind was found: args, op, shapes, annotation or name.", "nothing tells it"),
+    Column("bytes_from", pl.String, "How the size was found: args or shapes.", "`payload_bytes` is null"),
+)
 
 
 def collectives(

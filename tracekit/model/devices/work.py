@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit import common_columns as c
 from tracekit.model import names
 from tracekit.model.as_of import around
 from tracekit.model.attribution.layers import Attribution
@@ -14,31 +15,39 @@ from tracekit.model.event_kinds import Kinds, nccl_calls, timed
 from tracekit.model.patterns import Patterns
 from tracekit.model.recordings import RUN, joined, with_first, without
 from tracekit.model.steps import step_at
+from tracekit.table_schema import Column, Schema
 
-# One row a piece of work, in time order (an operator of a CPU run can have several: see model/operators.py). `device`:
-# "cuda:0" or "cpu". `lane`: a stream of it, or a thread; work on one lane is serial. `launched_ns`: when the CPU issued
-# it (null: not seen). `linked_by`: how its step, layer and phase were found: correlation, flow, external id, order (a
-# CPU backend's spans), time. `layer_from`: FSDP2, recorder, nn.Module, autograd. `call`: the collective call of
-# it. `overrun_ns`: time cut off a row that outlasted the next one on its stream (see model/lanes.py).
-WORK_SCHEMA: dict[str, pl.DataType] = {
-    "rank": pl.Int32(),
-    "cycle": pl.Int32(),
-    "step": pl.Int64(),
-    "index": pl.Int64(),
-    "device": pl.String(),
-    "lane": pl.String(),
-    "class": pl.String(),
-    "name": pl.String(),
-    "start_ns": pl.Int64(),
-    "dur_ns": pl.Int64(),
-    "launched_ns": pl.Int64(),
-    "layer": pl.String(),
-    "layer_from": pl.String(),
-    "phase": pl.String(),
-    "linked_by": pl.String(),
-    "overrun_ns": pl.Int64(),
-    "call": pl.Int64(),
-}
+# In time order; an operator of a CPU run can have several rows (see operators.py).
+WORK_SCHEMA = Schema(
+    c.RANK,
+    c.CYCLE,
+    c.STEP,
+    c.INDEX,
+    c.DEVICE,
+    c.LANE.but(meaning="Where it ran: a stream of the device, or a thread; work on one lane is serial."),
+    Column("class", pl.String, "compute, comm, copy or other (waits, rows of unknown kind)."),
+    c.NAME,
+    c.START_NS,
+    c.DUR_NS,
+    Column("launched_ns", pl.Int64, "When the CPU issued it, since the epoch.", "its launch is not in the trace"),
+    c.LAYER,
+    c.LAYER_FROM,
+    c.PHASE,
+    Column(
+        "linked_by",
+        pl.String,
+        "How step, layer and phase were found: correlation, flow, external id, order (spans of a CPU backend) or time.",
+    ),
+    Column(
+        "overrun_ns",
+        pl.Int64,
+        "Time that was cut off, since it outlasted the next work of its stream (see model/devices/overruns.py).",
+        "nothing was cut off",
+    ),
+    Column(
+        "call", pl.Int64, "Call of a collective that it belongs to; the same number in `collectives`.", "none is known"
+    ),
+)
 
 
 def work(

@@ -12,27 +12,30 @@ import numpy.typing as npt
 import polars as pl
 import polars.selectors as cs
 
+from tracekit import common_columns as c
 from tracekit.read.decoding import clock
 from tracekit.read.decoding.arguments import columns_of, integers, texts
 from tracekit.read.decoding.events import Args, CommArgs, Event, Shape
 from tracekit.read.decoding.spellings import COMM_PREFIXES, LAUNCH_FLOWS, LINK, MEMORY, PYTHON_FRAME
+from tracekit.table_schema import Column, Schema
 
 _FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
-# One row for each event that is neither a frame of Python nor a memory instant, in file order. Times are absolute ns;
-# `index` is the position among the file's entries.
-EVENT_SCHEMA: dict[str, pl.DataType] = {
-    "index": pl.Int64(),
-    "ph": pl.String(),
-    "cat": pl.String(),
-    "name": pl.String(),
-    "pid": pl.Int64(),
-    "tid": pl.Int64(),
-    "ts_ns": pl.Int64(),
-    "dur_ns": pl.Int64(),
-    "external_id": pl.Int64(),
-    "correlation": pl.Int64(),
-    "sequence": pl.Int64(),
-}
+# In file order, memory instants and Python's frames apart.
+EVENT_SCHEMA = Schema(
+    c.INDEX,
+    Column("ph", pl.String, "Kind of event: X (with a duration), i (an instant) or s (the start of a flow)."),
+    Column("cat", pl.String, "Category, as Kineto calls it: kernel, cpu_op, user_annotation and so on.", "it has none"),
+    c.NAME.but(meaning="Name of the event.", null="it has none"),
+    Column("pid", pl.Int64, "Process or, of a device row, device.", "it has none, or it is not a number"),
+    Column("tid", pl.Int64, "Thread or, of a device row, stream.", "it has none, or it is not a number"),
+    c.TS_NS,
+    c.DUR_NS.but(null="an instant or a flow"),
+    Column("external_id", pl.Int64, "Number that ties a device row to the operator that launched it.", "it has none"),
+    Column("correlation", pl.Int64, "Number that ties a launch to its device row.", "it has none"),
+    Column("sequence", pl.Int64, "Number that ties a backward operator to its forward.", "it has none"),
+)
+# The same of all files of a run.
+RUN_EVENTS_SCHEMA = Schema(c.RANK, c.CYCLE, *EVENT_SCHEMA.columns.values())
 # One row for each Python frame. They are half of many files and few tables need them, so they are kept apart.
 FRAME_SCHEMA: dict[str, pl.DataType] = {name: EVENT_SCHEMA[name] for name in _FRAME_COLUMNS}
 # Arguments of events on a device.
