@@ -49,8 +49,8 @@ bench-analyse: $(STAMP) ## time of analysing eight ranks, side by side with HTA
 bench-process: $(STAMP) ## time of whole commands, imports included, side by side with HTA
 	$(BIN)/python tests/bench/process.py
 
-claims: $(STAMP) ## answer the lesson's claims from recorded and proved numbers, in docs/claims.md
-	$(BIN)/python -m tracekit.report.claims.page
+claims: $(STAMP) ## answer common claims about ZeRO's volume from recorded and proved numbers, in docs/claims.md
+	$(BIN)/python analysis/claims.py
 
 clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -1,33 +1,24 @@
-"""The lesson's claims about volume, each answered from recorded and proved numbers: `make claims`.
-
-Every number on the page comes from a run that the runners recorded over gloo on this machine (they are recorded if the
-folder lacks them), from the plan, or from torch's own code run for N ranks in one process; every verdict is made of
-those numbers by `tracekit.report.claims.verdicts`.
-"""
+"""Common claims about what ZeRO and FSDP send, each with its verdict and the numbers that it was made of."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from tracekit.report.claims import verdicts as verdict
-from tracekit.report.claims.recorded import AGREES, opener, proofs
-from tracekit.report.claims.verdicts import Padded, Placed, Sent, Walk
+from zero_claims import verdicts as verdict
+from zero_claims.verdicts import Padded, Placed, Sent, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
     from tracekit.manifest import Manifest
     from tracekit.model.run import Run
 
 
 class Claim(NamedTuple):
-    """What the lesson says, whether it does, and the numbers."""
+    """A claim, whether it holds, and the numbers."""
 
     says: str
     verdict: str
@@ -39,40 +30,9 @@ def claims(run: Callable[[str], Run]) -> list[Claim]:
     return [*_volumes(run), _accumulation(run), _padding(run), _mesh(run), *_graphs(run)]
 
 
-def page(answered: Sequence[Claim], proved: Sequence[str], made: Sequence[str] = ()) -> str:
-    """The claims as a Markdown page; `made` says with what."""
-    parts = [
-        "# What the lesson claims about volume, and what was seen",
-        (
-            "Recorded numbers are those of a small decoder (`nano`) on two to four ranks over gloo, rank 0, its first "
-            "recorded step; `odd` is a model whose shapes divide by nothing. A run is called by its strategy and "
-            "options. Elements count once a pass, so an all-reduce counts twice; flags and norms of "
-            "single elements do not decide a verdict."
-        ),
-    ]
-    for claim in answered:
-        parts.append(f"## {claim.says}\n\n**{claim.verdict[0].upper()}{claim.verdict[1:]}**")
-        parts.append("\n".join(f"- {line}" for line in claim.evidence))
-    if proved:
-        parts.append("## Proof: torch's own code for N ranks, compared call by call with the plan")
-        parts.append("\n".join(f"- {line}" for line in proved))
-    parts.append("## How this page was made")
-    parts.append(
-        "`make claims` records the runs that `out/claims` lacks, reads them with "
-        "tracekit, proves the plans, and writes this page. Its verdicts are functions of the numbers "
-        "(`tracekit/report/claims/verdicts.py`, tested in `tests/report/test_claims.py`); no number and no verdict "
-        "here is written by hand."
-    )
-    if made:
-        parts.append("\n".join(f"- {line}" for line in made))
-    return "\n\n".join(parts) + "\n"
-
-
 def walk(run: Run, name: str) -> Walk:
-    """The way from the lesson to the trace of rank 0's first step."""
-    from tracekit.analyzers.ledger import ledger
-
-    rows = ledger(run).filter(pl.col("rank") == 0)
+    """The way from the closed form to the trace of rank 0's first step."""
+    rows = run.table("ledger").filter(pl.col("rank") == 0)
     numel: dict[str, int] = dict(rows.filter(pl.col("step") == rows["step"].min()).select("term", "numel").iter_rows())
     theory, measured, left = numel.pop("theory"), numel.pop("measured"), numel.pop("unexplained")
     return Walk(name, run.psi or 1, theory, {term: value for term, value in numel.items() if value}, measured, left)
@@ -126,15 +86,13 @@ def _accumulation(run: Callable[[str], Run]) -> Claim:
 
 
 def _padding(run: Callable[[str], Run]) -> Claim:
-    from tracekit.analyzers.ledger import ledger
-
     cases: list[Padded] = []
     for name in ("fsdp2", "fsdp2--odd"):
         opened = run(name)
-        rows = ledger(opened, summed=True).filter(pl.col("term") == "padding of dim 0")
+        rows = opened.table("ledger").filter(pl.col("term") == "padding of dim 0")
         assert opened.manifest is not None
         divides = _divides(opened.manifest, opened.manifest.world_size)
-        cases.append(Padded(name, int(rows["numel"].sum()) // _steps(opened), divides))
+        cases.append(Padded(name, int(rows["numel"].sum()) // steps_of(opened), divides))
     evidence = [f"`{case.name}`: {case.numel:,} elements of padding a step" for case in cases]
     for ranks in (8, 64, 512):
         made, once = _gathered("7b", ranks)
@@ -211,52 +169,12 @@ def _micro_batches(run: Run) -> int:
     return run.manifest.micro_batches if run.manifest else 1
 
 
-def _steps(run: Run) -> int:
+def steps_of(run: Run) -> int:
+    """Complete steps of all ranks, at least 1."""
     return run.steps.filter("complete").height or 1
-
-
-def _made(runs: Mapping[str, Run], proved: Sequence[str]) -> Iterator[str]:
-    """What the page stands on: runs and what is unexplained in them, proofs that agree, versions."""
-    from tracekit.analyzers.ledger import ledger
-
-    left = 0
-    for run in runs.values():
-        rest = ledger(run).filter(pl.col("term") == "unexplained").select("numel", "payload_bytes", "backend_numel")
-        left += rest.filter(~pl.all_horizontal(pl.all().eq(0).fill_null(value=False))).height
-    steps = sum(_steps(run) for run in runs.values())
-    yield f"{len(runs)} recorded runs with {steps} steps of a rank; in {left} of them anything is unexplained"
-    sizes = {"nano": runs.get("fsdp2"), "odd": runs.get("fsdp2--odd")}
-    yield "; ".join(f"{name} has Ψ = {run.psi:,}" for name, run in sizes.items() if run is not None and run.psi)
-    if proved:
-        agreeing = sum(AGREES in line for line in proved)
-        yield f"{agreeing} of {len(proved)} proofs agree with the plan"
-    told = [run.manifest.versions for run in runs.values() if run.manifest]
-    for name in ("python", "torch", "deepspeed"):
-        found = sorted({str(versions[name]) for versions in told if versions.get(name)})
-        yield f"{name} {', '.join(found) or 'unknown'}"
 
 
 def _sizes() -> dict[str, Any]:
     from tracekit.reference_models import SIZES
 
     return SIZES
-
-
-def main(args: Sequence[str] | None = None) -> int:
-    """Writes the page; 0 when done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("out/claims"), help="folder of the runs, filled as needed")
-    parser.add_argument("--out", type=Path, default=Path("docs/claims.md"))
-    parser.add_argument("--no-prove", action="store_true", help="leave the proofs out")
-    given = parser.parse_args(args)
-    runs: dict[str, Run] = {}
-    answered = claims(opener(given.runs, runs))
-    proved = [] if given.no_prove else list(proofs())
-    text = page(answered, proved, list(_made(runs, proved)))
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

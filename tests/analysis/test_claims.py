@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from fakes import SMALL, manifest_of
 from planned_runs import run_as_planned
-
-from tracekit.report.claims import verdicts as verdict
-from tracekit.report.claims.page import Claim, page, walk, written
-from tracekit.report.claims.verdicts import Padded, Placed, Sent, Walk
+from zero_claims import verdicts as verdict
+from zero_claims.answers import Claim, walk, written
+from zero_claims.page import page
+from zero_claims.verdicts import Padded, Placed, Sent, Walk
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 # Ψ = 100 that moves 2Ψ, and as much again for an all-reduce where a reduce-scatter would do.
@@ -124,3 +124,10 @@ def test_the_page_in_the_docs_has_an_answer_to_every_claim():
     assert len(answers) == 9
     assert all(line.startswith(("**Holds", "**Does not hold")) for line in answers)
     assert "in 0 of them anything is unexplained" in text
+
+
+def test_the_page_in_the_docs_begins_and_ends_as_the_generator_writes_it():
+    text, made = PAGE.read_text("utf-8"), page([], [])
+    opening, how = made.split("## How this page was made")
+    assert text.startswith(opening)
+    assert how.strip() in text.rpartition("## How this page was made")[2]

@@ -1,4 +1,4 @@
-"""Numbers in, verdict out: what recorded and planned numbers make of each of the lesson's claims about volume.
+"""Numbers in, verdict out: what recorded and planned numbers make of each claim about volume.
 
 Every verdict begins with "holds", "holds when", "does not hold" or, where the numbers cannot tell, "is not answered".
 """
@@ -18,7 +18,7 @@ EMULATED = "emulated by the backend"
 
 
 class Walk(NamedTuple):
-    """One step's way from theory to trace, in elements times passes; `unexplained` is null where it is not known."""
+    """One step's way from theory to trace, in elements times passes; `unexplained` is None where it is not known."""
 
     name: str
     psi: int
