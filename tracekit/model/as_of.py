@@ -1,4 +1,4 @@
-"""Which row of one table began last before each moment of another: the step, the layer or the call around it."""
+"""As-of joins: for each time in one table, the row of another that began last (its step, layer or call)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def latest(table: pl.DataFrame, time: str, rows: pl.DataFrame, start: str, by: l
     """Return, for each row of `table`, the row of `rows` that began last at or before its `time`.
 
     Only rows with the same `by` count; of several that begin at one moment it is the last one. Where there is none, or
-    the time is null, all columns are null. `rows` is sorted by `start`; those without count for nothing.
+    the time is null, all columns are null. `rows` is sorted by `start`; those without a start are ignored.
     """
     if rows[start].null_count():
         rows = rows.drop_nulls(start)
@@ -33,7 +33,7 @@ def latest(table: pl.DataFrame, time: str, rows: pl.DataFrame, start: str, by: l
 
 
 def around(table: pl.DataFrame, time: str, rows: pl.DataFrame, span: tuple[str, str], by: list[str]) -> pl.DataFrame:
-    """Return what :func:`latest` does, null where that row ended (`span`: start and end) before or at the moment."""
+    """Return the rows of :func:`latest`, null where that row (`span`: its start and end columns) ended at or before."""
     start, end = span
     found = latest(table, time, rows, start, by)
     inside = (table[time] < found[end]).fill_null(value=False)
@@ -45,7 +45,7 @@ def _nothing(rows: pl.DataFrame, height: int) -> pl.DataFrame:
 
 
 def _one_key(table: pl.DataFrame, rows: pl.DataFrame, by: list[str]) -> bool:
-    """Whether all rows of both tables share one key, as they do in a trace of one rank."""
+    """Return whether all rows of both tables share one key, as they do in a trace of one rank."""
     columns = [frame[name] for name in by for frame in (table, rows)]
     ends = [(c.null_count(), c.min(), c.max()) for c in columns]
     same = all(nulls == 0 and low == high for nulls, low, high in ends)
@@ -53,7 +53,7 @@ def _one_key(table: pl.DataFrame, rows: pl.DataFrame, by: list[str]) -> bool:
 
 
 def _keys(table: pl.DataFrame, rows: pl.DataFrame, by: list[str]) -> tuple[_IntArray, _IntArray]:
-    """A number for each key of `rows`, for the rows of both tables; -1 for keys that `rows` lacks."""
+    """Return the numbers of the keys of both tables' rows; -1 for keys that `rows` lacks."""
     known = rows.select(by).unique(maintain_order=True).with_row_index("__key")
     numbers = (
         frame.select(by).join(known, on=by, how="left", maintain_order="left")["__key"].cast(pl.Int64).fill_null(-1)

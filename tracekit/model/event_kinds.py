@@ -1,4 +1,4 @@
-"""The events of a run told apart once, by category, so that no table looks through those of another.
+"""The events of a run split by category, once, so that no table searches the events of another.
 
 Categories are compared in lower case; each torch and each backend has its own spellings (see names.py).
 """
@@ -31,25 +31,25 @@ class Kinds(NamedTuple):
 
 
 def kinds(events: pl.DataFrame) -> Kinds:
-    """Tell the events apart."""
+    """Return the events split by category."""
     family = by_value(events["cat"], names.family_of)
     return Kinds(*(events.filter(family == name) for name in Kinds._fields))
 
 
-def by_value(values: pl.Series, tell: Callable[[str | None], str | None]) -> pl.Series:
-    """Return what `tell` says of each text, which it is asked only once."""
+def by_value(values: pl.Series, classify: Callable[[str | None], str | None]) -> pl.Series:
+    """Return `classify` of each text, called once for each distinct one."""
     if values.is_empty():
         return values
     distinct = values.unique().to_list()
-    return values.replace_strict(distinct, [tell(value) for value in distinct], return_dtype=pl.String)
+    return values.replace_strict(distinct, [classify(value) for value in distinct], return_dtype=pl.String)
 
 
 def timed(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the complete events that have a place in time."""
+    """Return the complete events that have a usable start and duration."""
     return events.filter(pl.col("ph") == "X", pl.col("dur_ns") >= 0, pl.col("ts_ns").is_not_null())
 
 
 def nccl_calls(kinds: Kinds) -> pl.DataFrame:
-    """Return the marks that calls of NCCL leave in a trace, on the CPU or drawn around kernels."""
+    """Return the events that calls of NCCL leave in a trace, on the CPU or drawn around kernels."""
     named = pl.col("name").str.starts_with(names.NCCL_ANNOTATION)
     return pl.concat([part.filter(named) for part in (kinds.operators, kinds.annotations, kinds.drawn)])

@@ -1,4 +1,4 @@
-"""Memory over time, from the profiler's ``[memory]`` events, with what each allocation was for."""
+"""Allocations and frees, from the profiler's ``[memory]`` events, with the category of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALLOCATIONS_SCHEMA = Schema(
         null="the trace is older than torch 2.0",
     ),
     c.RESERVED_BYTES.but(null="the trace is older than torch 2.0"),
-    Column("address", pl.Int64, "Address of the block.", "the trace does not tell it"),
+    Column("address", pl.Int64, "Address of the block.", "the trace does not have it"),
     c.CATEGORY.but(
         meaning="What the memory was for, by FSDP2's annotation or the phase around it: unsharded parameters, gradient "
         "buffers, activations, gradients and temporaries, optimizer or other. A free has the category of its "
@@ -47,21 +47,21 @@ def memory(instants: pl.DataFrame, annotations: pl.DataFrame, attribution: Attri
 
 
 def _with_category(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:
-    """Judge allocations by the annotation or phase around them; give each free the category of its allocation."""
-    judged = pl.coalesce(
+    """Return the rows with `category`: of allocations by the annotation or phase around them, of frees by address."""
+    by_time = pl.coalesce(
         _by_annotation(rows, annotations),
         pl.col("phase").replace_strict(_BY_PHASE, default="other", return_dtype=pl.String),
     )
     block = [*RUN, "device", "address"]
     return (
-        rows.with_columns(pl.when(pl.col("delta_bytes") > 0).then(judged).alias("category"))
+        rows.with_columns(pl.when(pl.col("delta_bytes") > 0).then(by_time).alias("category"))
         .with_columns(pl.col("category").forward_fill().over(block))
         .with_columns(pl.col("category").fill_null(BEFORE_WINDOW))
     )
 
 
 def _by_annotation(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.Series:
-    """Unsharded parameters and collective buffers are allocated inside FSDP2's own annotations."""
+    """Return the category by FSDP2's annotations, inside which it allocates parameters and buffers; null elsewhere."""
     marks = (
         annotations.filter(pl.col("ph") == "X", pl.col("name").str.contains(names.FSDP_BUFFERS))
         .select(

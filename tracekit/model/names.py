@@ -1,4 +1,4 @@
-"""Every name and pattern that tells tracekit what an event is. Decided here, but for what decoding needs to know."""
+"""Names and patterns that decide what an event is: all of them, but for the few that decoding needs (spellings.py)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CPU_OPS = ("cpu_op", "operator")
 # Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
 LAUNCH = r"(^|_)(runtime|driver)$"
 ANNOTATION = "user_annotation"
-# Rows that carry a stream or a device and yet are no work: waits, spans drawn around kernels, profiler overhead.
+# Rows that carry a stream or a device but are not work: waits, spans drawn around kernels, profiler overhead.
 NEVER_WORK = ("gpu_user_annotation", "overhead", PYTHON_FRAME, "trace")
 SYNC = r"_sync$"
 OPTIMIZER_STEP = r"^Optimizer\.step#"
 BACKWARD_OP = "autograd::engine::evaluate_function"
-# Rows of a CPU run whose own time is autograd's bookkeeping or a hook in it: what computes inside them has its own row.
+# Rows of a CPU run whose own time is autograd's bookkeeping or a hook: computation inside them has rows of its own.
 AUTOGRAD_FRAME = r"^(torch::)?autograd::|Backward\d*$"
 CALL_OR_WAIT = r"c10d|^record_param_comms|wait"
 STEP_MARK_PREFIX = "ProfilerStep#"
@@ -27,7 +27,7 @@ STEP_MARK = r"^ProfilerStep#(\d+)$"
 
 
 def family_of(category: str | None) -> str:
-    """Return the field of Kinds (model/kinds.py) that events of this category belong to."""
+    """Return the field of Kinds (model/event_kinds.py) that events of this category belong to."""
     lower = (category or "").lower()
     if lower in CPU_OPS:
         return "operators"
@@ -41,7 +41,7 @@ def family_of(category: str | None) -> str:
 
 
 def role_of(category: str | None) -> str | None:
-    """Return what events of this category do on a device: kernel, copy or other; null where the category is of none."""
+    """Return the role of events of this category on a device: kernel, copy or other; None for other categories."""
     lower = (category or "").lower()
     if lower in KERNELS:
         return "kernel"
@@ -62,7 +62,7 @@ COMM_KERNEL = (
     r"(?i)^(void )?(nccl|rccl|msccl|oneccl|ccl::|hccl|hcom_|deep_?ep::|nvshmem)"
     r"|(one|two)_shot_all_?reduce|multimem_(all|one|reduce)|cross_device_reduce|::(quick_?)?all_?reduce"
 )
-# Kineto writes it for every name with a byte that cannot be printed.
+# The name that Kineto writes in place of every name with a byte that cannot be printed.
 LOST_NAME = "unknown"
 PEER_COPY = r"(?i)^memcpy (ptop|p2p)"
 
@@ -88,7 +88,7 @@ _KINDS = (
     ("scatter", "other"),
     ("coalesced", "other"),
 )
-_TELLING = 8  # the first so many words name a collective wherever they stand in a name
+_ANYWHERE = 8  # the first so many words name a collective wherever they stand in a name
 _SPELLING_PREFIX = re.compile(
     r"^(?:void )?(?:c10d::|_c10d_functional::|(?:nccl|gloo|mpi|ucc|xccl):"
     r"|nccl(?:Symk)?(?:Dev)?Kernel_?|nccl|rccl|msccl(?:pp::|Kernel_?)|oneccl_|ccl::|hccl_?|hcom_)",
@@ -97,22 +97,22 @@ _SPELLING_PREFIX = re.compile(
 
 
 def kind_of(spelling: str | None) -> str | None:
-    """Return the kind that one spelling of a collective names; null where it names none ("wait")."""
+    """Return the kind of collective that a spelling names; None where it names none ("wait")."""
     if not spelling:
         return None
     bare = re.sub(r"[^a-z]", "", _SPELLING_PREFIX.sub("", spelling).lower())
     exact = next((kind for prefix, kind in _KINDS if bare.startswith(prefix)), None)
     # Custom kernels bury the word in a C++ signature: "void vllm::cross_device_reduce_2stage<...>".
-    return exact or next((kind for word, kind in _KINDS[:_TELLING] if word in bare), None)
+    return exact or next((kind for word, kind in _KINDS[:_ANYWHERE] if word in bare), None)
 
 
 # -- annotations that name a layer ---------------------------------------------------------------------------------
 # FSDP2: "FSDP::pre_forward (layers.0)", "FSDP::backward_prefetch for layers.2", "FSDP::pre_backward" (the root).
 FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"
-# The recorder's: "tracekit::forward (layers.0)", "tracekit::forward" (the root), "tracekit::backward".
-# Communication of FSDP2; what it allocates is unsharded parameters and gradient buffers, also in parts of these.
+# Communication of FSDP2; inside it, and inside its parts, unsharded parameters and gradient buffers are allocated.
 FSDP_COMM = r"^FSDP::(all_gather|post_backward_reduce)( \(|$)"
 FSDP_BUFFERS = r"^FSDP::(all_gather|post_backward_reduce)"
+# The recorder's: "tracekit::forward (layers.0)", "tracekit::forward" (the root), "tracekit::backward".
 RECORDER_FORWARD = r"^tracekit::forward(?: \((.*)\))?$"
 RECORDER_PHASE = r"^tracekit::(forward|backward|optimizer)"
 MODULE_FRAME_PREFIX = "nn.Module: "

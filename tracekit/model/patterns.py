@@ -1,4 +1,4 @@
-"""Names of communication kernels that a user knows and we do not: one small file.
+"""The user's own names of communication kernels, which tracekit does not know: one small file.
 
 The file ``tracekit-patterns.toml`` beside the run (in its folder, or the folder above), or the one that
 ``TRACEKIT_PATTERNS`` names, or the one given to ``tracekit.open(run, patterns=…)``::
@@ -55,7 +55,7 @@ def find_patterns(given: str | os.PathLike[str] | Sequence[Pattern] | None, fold
 
 
 def kind_by_name(name: str, patterns: Patterns) -> str | None:
-    """Return the kind of collective that a kernel's name tells, by the user's patterns first; None for none."""
+    """Return the kind of collective that a kernel's name means, by the user's patterns first; None if unknown."""
     own = next((pattern.kind for pattern in patterns if re.search(pattern.name, name)), None)
     return own or kind_of(name)
 

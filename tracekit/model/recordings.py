@@ -12,7 +12,7 @@ RUN = ["rank", "cycle"]
 
 
 def is_one(*frames: pl.DataFrame) -> bool:
-    """Whether all rows of these frames are of one recording."""
+    """Return whether all rows of these frames are of one recording."""
     return all(_is_constant([frame[name] for frame in frames if frame.height]) for name in RUN)
 
 
@@ -22,7 +22,7 @@ def _is_constant(columns: list[pl.Series]) -> bool:
 
 
 def without(frame: pl.DataFrame, *parts: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of the frame whose recording none of `parts` has."""
+    """Return the rows of the frame whose recording is in none of `parts`."""
     known = [part.select(RUN) for part in parts if part.height]
     if not known or frame.is_empty():
         return frame

@@ -1,4 +1,4 @@
-"""What is wrong with a run although its files can be read: rows of the repairs table (REPAIRS_SCHEMA)."""
+"""Faults of a run whose files can be read: rows of the repairs table (REPAIRS_SCHEMA)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracekit.read.traces import REPAIRS_SCHEMA
 
 
 def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return REPAIRS_SCHEMA: at most one row a rank and kind of fault."""
+    """Return REPAIRS_SCHEMA: at most one row for each rank and kind of fault."""
     found = [
         _counted(
             unused_marks(kinds, steps),
@@ -40,9 +40,10 @@ def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFra
 
 
 def _early_starts(work: pl.DataFrame) -> pl.DataFrame:
-    """The clocks of CPU and device are converted into each other, so that a kernel can seem to start early.
+    """Return the number of device rows that start before their launch, and the largest distance, of each recording.
 
-    See pytorch/kineto#1380. What it belongs to rests on ids, not on times.
+    Clocks of CPU and device are converted into each other, so that a kernel can seem to start early, see
+    pytorch/kineto#1380. Attribution does not suffer: it rests on ids, not on times.
     """
     linked = pl.col("linked_by").is_in(["correlation", "flow"]) & (pl.col("device") != "cpu")
     early = work.filter(linked, pl.col("launched_ns") > pl.col("start_ns"))

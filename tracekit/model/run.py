@@ -56,7 +56,7 @@ class Run:
         self._cached = CachedTables(traces, manifest, patterns)
         self._files: pl.DataFrame = traces.files
         self._tables: dict[tuple[str, tuple[str, ...]], pl.DataFrame] = {}
-        # By the manifest, else the traces; null where neither tells.
+        # By the manifest, else the traces; None if unknown.
         self.world_size: int | None = traces.world_size
         self.missing_ranks: list[int] = traces.missing
 
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def psi(self) -> int | None:
-        """Ψ, the number of parameters of the model; null without a manifest."""
+        """Ψ, the number of parameters of the model; None without a manifest."""
         return self.manifest.psi if self.manifest else None
 
     @property

@@ -1,4 +1,4 @@
-"""The windows of steps by their ``ProfilerStep`` marks: which marks are steps, and where each of them ends."""
+"""The windows of steps from ``ProfilerStep`` marks: the marks that are steps, and the end of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def windows(kinds: Kinds) -> pl.DataFrame:
 
 
 def marks(kinds: Kinds) -> pl.DataFrame:
-    """Every mark on the CPU: rank, cycle, pid, tid, step (null: its number is too large), start_ns, end_ns."""
+    """Return every mark on the CPU: rank, cycle, pid, tid, step (null: number too large), start_ns, end_ns."""
     named = pl.col("name").str.starts_with(names.STEP_MARK_PREFIX)
     events = pl.concat([part.filter(named) for part in (kinds.annotations, kinds.operators, kinds.others)])
     number = pl.col("name").str.extract(names.STEP_MARK, 1).cast(pl.Int64, strict=False)
@@ -53,7 +53,7 @@ def _usable(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outermost(table: pl.DataFrame) -> pl.DataFrame:
-    """The marks that lie within no other mark of their thread."""
+    """Return the marks that lie within no other mark of their thread."""
     reach = pl.col("end_ns").cum_max().shift(1).over(_THREAD)
     inside = (pl.col("start_ns") < reach) & (pl.col("end_ns") <= reach)
     longest_first = [False] * (len(_THREAD) + 1) + [True]
@@ -61,7 +61,7 @@ def _outermost(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_one_thread(table: pl.DataFrame) -> pl.DataFrame:
-    """The marks of each rank's step thread."""
+    """Return the marks of one thread of each rank: the one with the most marks, then the most marked time."""
     marked = (pl.col("end_ns") - pl.col("start_ns")).sum()
     threads = table.group_by(_THREAD).agg(pl.len().alias("num_marks"), marked.alias("marked_ns"))
     best_first = threads.sort("num_marks", "marked_ns", "pid", "tid", descending=[True, True, False, False])

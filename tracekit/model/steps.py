@@ -29,9 +29,9 @@ STEPS_SCHEMA = Schema(
 
 
 def steps(kinds: Kinds, manifest: Manifest | None = None, repairs: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return STEPS_SCHEMA; never an invented step.
+    """Return STEPS_SCHEMA, with no step that the trace does not mark.
 
-    What the manifest calls incomplete, or a repair (REPAIRS_SCHEMA) cut or corrupt, has an incomplete last step.
+    The last step of a recording is incomplete if the manifest says so, or a repair (REPAIRS_SCHEMA) reports damage.
     """
     marked = marks.windows(kinds)
     unmarked = pl.concat([without(part, marked) for part in kinds])
@@ -53,15 +53,15 @@ def steps(kinds: Kinds, manifest: Manifest | None = None, repairs: pl.DataFrame 
 
 
 def _cuts(manifest: Manifest | None, repairs: pl.DataFrame | None) -> pl.DataFrame:
-    """One row a recording of which the end, or any part, is lost: rank, cycle, cut (why)."""
+    """Return one row for each recording of which a part is lost: rank, cycle, cut (the reason)."""
     schema = {"rank": pl.Int32, "cycle": pl.Int32, "cut": pl.String}
-    told = [
+    in_manifest = [
         {"rank": r.rank, "cycle": t.cycle, "cut": t.reason or "the recording ended early"}
         for r in (manifest.ranks if manifest else [])
         for t in r.traces
         if t.complete is False
     ]
-    cuts = [pl.DataFrame(told, schema=schema)]
+    cuts = [pl.DataFrame(in_manifest, schema=schema)]
     if repairs is not None and repairs.height:
         damaged = repairs.filter(is_damage(), pl.col("rank").is_not_null())
         cuts.append(damaged.select("rank", "cycle", pl.col("what").alias("cut")))
@@ -73,12 +73,12 @@ def _cuts(manifest: Manifest | None, repairs: pl.DataFrame | None) -> pl.DataFra
 
 
 def is_damage() -> pl.Expr:
-    """Whether a repair (`what`) tells of a part of a file that is lost."""
+    """Return whether a repair (its `what`) means that a part of a file is lost."""
     return pl.col("what").str.contains(f"^({ENDS_EARLY}|{CORRUPT})")
 
 
 def _mark_cut(table: pl.DataFrame, cuts: pl.DataFrame) -> pl.DataFrame:
-    """A recording was cut inside its last step."""
+    """Return the steps, the last of each cut recording incomplete, with the reason."""
     last = pl.col("start_ns") == pl.col("start_ns").max().over("rank", "cycle")
     is_cut = last & pl.col("cut").is_not_null()
     why = pl.concat_str("reason", "cut", separator="; ", ignore_nulls=True)
@@ -93,7 +93,7 @@ def _mark_cut(table: pl.DataFrame, cuts: pl.DataFrame) -> pl.DataFrame:
 
 
 def unused_marks(kinds: Kinds, steps_table: pl.DataFrame) -> pl.DataFrame:
-    """Return rank, cycle, count: of each rank, the marks that are no steps; none where all are."""
+    """Return rank, cycle, count: the number of marks that are not steps, where there are any."""
     used = steps_table.drop_nulls("step").group_by(RUN).agg(pl.len().cast(pl.Int64).alias("used"))
     return (
         marks.marks(kinds)
@@ -107,7 +107,7 @@ def unused_marks(kinds: Kinds, steps_table: pl.DataFrame) -> pl.DataFrame:
 
 
 def numbers_differ(steps_table: pl.DataFrame) -> str | None:
-    """Say how the numbers of steps differ between ranks; null where they agree, as far as each rank was recorded."""
+    """Return a sentence on how step numbers differ between ranks; None where they agree as far as recorded."""
     numbers = {
         rank: set(steps) for rank, steps in steps_table.group_by("rank").agg(pl.col("step").drop_nulls()).iter_rows()
     }
@@ -118,20 +118,20 @@ def numbers_differ(steps_table: pl.DataFrame) -> str | None:
     for rank in sorted(numbers):
         steps = numbers[rank]
         kinds.setdefault(f"{min(steps)} to {max(steps)}" if steps else "no number", []).append(rank)
-    told = "; ".join(
+    listed = "; ".join(
         f"{span} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)}"
         for span, ranks in kinds.items()
     )
-    return f"step numbers differ between ranks: {told}"
+    return f"step numbers differ between ranks: {listed}"
 
 
 def turns(steps_table: pl.DataFrame) -> pl.DataFrame:
     """Return the steps with a column `turn`, equal for what ranks did together.
 
-    It is the number of the step where the ranks agree on numbers, else its place among the steps of its rank.
+    It is the number of the step where the ranks agree on numbers, else its position among the steps of its rank.
     """
-    place = pl.col("start_ns").rank("ordinal").over("rank", "cycle").cast(pl.Int64) - 1
-    return steps_table.with_columns((place if numbers_differ(steps_table) else pl.col("step")).alias("turn"))
+    position = pl.col("start_ns").rank("ordinal").over("rank", "cycle").cast(pl.Int64) - 1
+    return steps_table.with_columns((position if numbers_differ(steps_table) else pl.col("step")).alias("turn"))
 
 
 def step_at(table: pl.DataFrame, steps_table: pl.DataFrame, time: str) -> pl.DataFrame:

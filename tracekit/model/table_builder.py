@@ -1,4 +1,4 @@
-"""The tables of a run, each made when first asked for from what was read and from the tables that it builds on."""
+"""The tables of a run, each computed when first asked for, from the events and from the tables it builds on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tracekit.read.traces import Traces
 
 
 class Tables:
-    """Makes the tables; what several of them need is made once."""
+    """Computes the tables; intermediate results that several need are computed once."""
 
     def __init__(self, traces: Traces, manifest: Manifest | None, patterns: Patterns = ()) -> None:
         """Hold what was read."""
@@ -30,7 +30,7 @@ class Tables:
 
     @cached_property
     def faults(self) -> pl.DataFrame:
-        """What is wrong with the run although its files can be read: REPAIRS_SCHEMA."""
+        """Faults of a run whose files can be read: REPAIRS_SCHEMA."""
         return repairs.repairs(self._kinds, self.steps, self.work)
 
     @cached_property

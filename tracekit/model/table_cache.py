@@ -19,30 +19,30 @@ from tracekit.read.traces import Traces
 
 
 class CachedTables:
-    """Tables under a key of all that decides them: what was read of which files, the manifest, the user's patterns."""
+    """Tables under a key of all that decides them: content of the files, the manifest, the user's patterns."""
 
     def __init__(self, traces: Traces, manifest: Manifest | None, patterns: Patterns = ()) -> None:
-        """Nothing is looked up before a table is asked for; without a key of the traces nothing is cached."""
+        """Hold what decides the tables; without a key of the traces nothing is cached."""
         self._traces = traces
         self._manifest = manifest
         self._patterns = patterns
 
     def table(self, name: str, schema: Mapping[str, pl.DataType], make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-        """Return the table, made only where it was not cached."""
+        """Return the table from the cache, else by `make`, and then store it."""
         key = self._key
         if key is None:
             return make()
-        places = entries.entry_paths(self._folder, f"{self._name}.{name}")
-        for place in places:
-            if (found := entries.load(place, key, {name: schema})) is not None:
+        paths = entries.entry_paths(self._folder, f"{self._name}.{name}")
+        for path in paths:
+            if (found := entries.load(path, key, {name: schema})) is not None:
                 return found[name]
         table = make()
-        entries.store(places, key, {name: table})
+        entries.store(paths, key, {name: table})
         return table
 
     @cached_property
     def _key(self) -> str | None:
-        # Tables of small traces are made in the time that reading an entry takes.
+        # Tables of small traces are computed in the time that reading an entry takes.
         if self._traces.key is None or self._traces.files["num_events"].sum() < MIN_EVENTS:
             return None
         decides = (self._traces.key, self._manifest, self._patterns)
@@ -54,6 +54,6 @@ class CachedTables:
 
     @cached_property
     def _name(self) -> str:
-        """Of the set of files, so that openings of one rank and of all do not push each other out."""
+        """The name of the set of files, so that entries of one rank and of all do not replace each other."""
         names = sorted(os.path.relpath(path, self._folder) for path in self._traces.paths)
         return "run-" + hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()[:12]

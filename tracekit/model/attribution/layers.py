@@ -1,4 +1,4 @@
-"""Which layer and which phase of the step a moment of a rank's CPU time belongs to.
+"""The layer and the phase of the step that a moment of a rank's CPU time belongs to.
 
 Every source is turned into *ranges* (see ranges.py); at any moment the innermost, the one that started last, decides.
 Sources of layers, in this order: FSDP2's own annotations, the recorder's ranges, nn.Module frames where stacks were
@@ -36,9 +36,9 @@ class Attribution:
 
     def __init__(self, kinds: Kinds, steps: pl.DataFrame, frames: pl.DataFrame) -> None:
         """Collect the ranges of all ranks and cut time into segments with one answer each; `frames` are Python's."""
-        told = pl.concat([fsdp_ranges(kinds.annotations), recorder_ranges(kinds.annotations)])
-        # Modules are a guess at what a layer is: only for ranks where nothing tells.
-        named = pl.concat([told, module_ranges(without(frames, told.drop_nulls("layer")))])
+        annotated = pl.concat([fsdp_ranges(kinds.annotations), recorder_ranges(kinds.annotations)])
+        # Modules are a guess at what a layer is: only for ranks where no annotation names one.
+        named = pl.concat([annotated, module_ranges(without(frames, annotated.drop_nulls("layer")))])
         phases = pl.concat([_autograd_phases(kinds, steps), named.filter(pl.col("phase").is_not_null())])
         layered = named.drop_nulls("layer")
         self._layers = _segments(layered, "layer")
@@ -58,7 +58,7 @@ class Attribution:
 
 
 def _backward_ranges(operators: pl.DataFrame, layers: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
-    """Backward operators with the layer of their forward, by sequence number, for runs without FSDP2's own marks."""
+    """Return backward operators with the layer of their forward, by sequence number, where FSDP2 has no marks."""
     ops = without(operators, named.filter(pl.col("phase") == "backward", pl.col("layer").is_not_null()))
     ops = ops.filter(pl.col("ph") == "X", pl.col("sequence") >= 0)
     backward = spans(ops.filter(pl.col("name").str.starts_with(names.BACKWARD_OP)))
@@ -73,7 +73,7 @@ def _backward_ranges(operators: pl.DataFrame, layers: pl.DataFrame, named: pl.Da
 
 
 def _autograd_phases(kinds: Kinds, steps: pl.DataFrame) -> pl.DataFrame:
-    """Phases from what autograd and the optimizer leave in any trace, for ranks without the recorder's phase ranges.
+    """Return phases from events of autograd and the optimizer, for ranks without the recorder's phase ranges.
 
     Inside a step: forward up to the first backward operator, backward up to the last one before the next forward or the
     optimizer, optimizer from its mark to the end of the step, other in between.
@@ -84,8 +84,10 @@ def _autograd_phases(kinds: Kinds, steps: pl.DataFrame) -> pl.DataFrame:
         "backward": kinds.operators.filter(name.str.starts_with(names.BACKWARD_OP), pl.col("ph") == "X"),
         "optimizer": kinds.annotations.filter(name.str.contains(names.OPTIMIZER_STEP)),
     }
-    told = kinds.annotations.filter(name == names.RECORDER_BACKWARD)
-    marks = without(pl.concat([part.with_columns(pl.lit(phase).alias("phase")) for phase, part in found.items()]), told)
+    recorded = kinds.annotations.filter(name == names.RECORDER_BACKWARD)
+    marks = without(
+        pl.concat([part.with_columns(pl.lit(phase).alias("phase")) for phase, part in found.items()]), recorded
+    )
     if marks.is_empty():
         return NO_RANGES
     end = pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)
@@ -103,7 +105,7 @@ def _autograd_phases(kinds: Kinds, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _phase_windows(runs: pl.DataFrame) -> pl.DataFrame:
-    """Stretch each run of marks of one phase over the time that it stands for."""
+    """Return the window of each run of marks of one phase."""
     step = [*RUN, "step"]
     runs = runs.sort(*RUN, "start_ns")
     before = pl.col("mark_end_ns").shift(1).over(step)
@@ -121,7 +123,7 @@ def _phase_windows(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _segments(table: pl.DataFrame, value: str) -> pl.DataFrame:
-    """Cut the time of each rank into stretches with one answer: value and source of the range that started last."""
+    """Return the time of each rank cut into segments: value and source of the range that started last."""
     rows: list[tuple[int, int, int, str | None, str | None]] = []
     if table.is_empty():
         return pl.DataFrame(schema=_SEGMENTS_SCHEMA)

@@ -1,4 +1,4 @@
-"""Stretches of a rank's CPU time that name a layer, a phase or both, from what different recorders leave in a trace."""
+"""Ranges of a rank's CPU time that name a layer, a phase or both, from the annotations of different recorders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tracekit.model.as_of import latest
 from tracekit.model.event_kinds import timed
 from tracekit.model.recordings import RUN
 
-# `layer` and `phase` null where the range does not tell; `source`: FSDP2, recorder, nn.Module, autograd.
+# `layer` and `phase` null where the range names none; `source`: FSDP2, recorder, nn.Module, autograd.
 RANGES_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -25,7 +25,7 @@ _FSDP_FORWARD = ("root_pre_forward", "pre_forward", "post_forward", "cast_forwar
 
 
 def ranges(frame: pl.DataFrame, source: str) -> pl.DataFrame:
-    """Return the frame as RANGES_SCHEMA, each range with its source; what has no place in time is none."""
+    """Return the frame as RANGES_SCHEMA with this source; rows without start or end are left out."""
     sourced = frame.with_columns(pl.lit(source).alias("source")).drop_nulls(["start_ns", "end_ns"])
     return sourced.select(list(RANGES_SCHEMA)).cast(RANGES_SCHEMA)  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def _with_ends(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def fsdp_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
-    """FSDP2's annotations, and the stretches between them: a unit's forward and its backward."""
+    """Return ranges of FSDP2's annotations, and of the time between them: a unit's forward and its backward."""
     found = spans(annotations.filter(pl.col("name").str.starts_with("FSDP::")))
     if found.is_empty():
         return NO_RANGES
@@ -61,7 +61,7 @@ def fsdp_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
         .when(pl.col("mark").is_in(_FSDP_FORWARD))
         .then(pl.lit("forward"))
         .alias("phase"),
-        # A cast or the root's bookkeeping names no unit: its empty name does not mean the root unit.
+        # A cast or the root's bookkeeping names no unit: its missing name does not mean the root unit.
         pl.when(~pl.col("mark").is_in(["cast_forward_inputs", "root_post_backward_callback"]))
         .then("layer")
         .alias("layer"),
@@ -74,7 +74,7 @@ def fsdp_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _between(marks: pl.DataFrame, first: str, last: list[str], phase: str) -> pl.DataFrame:
-    """Ranges of a unit from each `first` mark to the end of the latest `last` mark before its next `first`."""
+    """Return ranges of a unit from each `first` mark to the end of the latest `last` mark before its next `first`."""
     unit = [*RUN, "layer"]
     starts = marks.filter(pl.col("mark") == first).select(*unit, "start_ns").sort("start_ns").with_row_index("opened")
     ends = marks.filter(pl.col("mark").is_in(last)).select(*unit, "start_ns", "end_ns")
@@ -90,7 +90,7 @@ def _between(marks: pl.DataFrame, first: str, last: list[str], phase: str) -> pl
 
 
 def recorder_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
-    """The ranges that tracekit's recorder leaves where the strategy has no annotations of its own."""
+    """Return the ranges that tracekit's recorder annotates where the strategy has no annotations of its own."""
     marks = spans(annotations.filter(pl.col("name").str.starts_with("tracekit::")))
     if marks.is_empty():
         return NO_RANGES
@@ -101,9 +101,9 @@ def recorder_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
 
 
 def module_ranges(frames: pl.DataFrame) -> pl.DataFrame:
-    """Calls of modules that repeat: of frames "nn.Module: Name_3", the outermost of a class with several numbers.
+    """Return calls of repeating modules: frames "nn.Module: Name_3", the outermost of a class with several numbers.
 
-    That is the block of a transformer; a model without repeating modules has no layers to tell apart.
+    That is the block of a transformer; a model without repeating modules has no layers to distinguish.
     """
     frames = frames.filter(pl.col("name").str.starts_with(names.MODULE_FRAME_PREFIX), pl.col("dur_ns") >= 0)
     frames = _with_ends(frames.filter(pl.col("name").str.contains(names.MODULE_FRAME)))

@@ -1,9 +1,9 @@
 """The mesh axis and group size of each collective: from its group, FSDP2's annotation around it, or its size.
 
 NCCL traces name the group, and torch names the groups of a device mesh after its axes. gloo traces name none; there
-FSDP2's own annotations tell: inside `FSDP::all_gather` and `FSDP::post_backward_reduce` gathers and reduce-scatters are
-the shard axis', an all-reduce is the replicate axis'. What is outside of them belongs to tensor parallelism where the
-mesh has it, but for the gradient norms of the optimizer step, which go over one axis after the other.
+FSDP2's own annotations decide: inside `FSDP::all_gather` and `FSDP::post_backward_reduce` gathers and reduce-scatters
+are the shard axis', an all-reduce is the replicate axis'. What is outside of them belongs to tensor parallelism where
+the mesh has it, but for the gradient norms of the optimizer step, which go over one axis after the other.
 
 The ranks of a group follow from its axis and the mesh, which torch fills in row-major order: `mesh_group` tells the
 groups of an axis apart where the trace does not name them.
@@ -55,15 +55,15 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.Dat
 
 
 def _axes(manifest: Manifest | None) -> list[Axis]:
-    """The axes along which anything is sent; a mesh of one rank keeps its first."""
+    """Return the axes along which anything is sent; of a mesh of one rank, its first axis."""
     mesh = manifest.mesh if manifest else []
     return [axis for axis in mesh if axis.size > 1] or mesh[:1]
 
 
 def _grouped(rows: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
-    """Add `mesh_group`: the axis and the first rank of the group along it; null where the group is not the axis'.
+    """Return the rows with `mesh_group`, the axis and the first rank along it; null where the group is another.
 
-    A collective around the step (a loss, a norm) whose axis only its order tells may be of all ranks as well.
+    A collective around the step (a loss, a norm) whose axis follows from its order alone may be of all ranks as well.
     """
     whole = pl.lit(None, pl.String)
     sizes = [axis.size for axis in manifest.mesh] if manifest else []
@@ -72,17 +72,17 @@ def _grouped(rows: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
     is_guess = (pl.col("axis_from") == "order") & ~pl.col("phase").is_in(["forward", "backward"]).fill_null(value=False)
     inner = 1
     for axis in reversed(manifest.mesh):
-        place = pl.col("rank") // inner % axis.size
+        position = pl.col("rank") // inner % axis.size
         fits = (pl.col("axis") == axis.axis) & (pl.col("group_size") == axis.size) & ~is_guess.fill_null(value=False)
         fits &= pl.col("rank") < manifest.world_size
-        first = pl.format("{}:{}", pl.lit(axis.axis), pl.col("rank") - place * inner)
+        first = pl.format("{}:{}", pl.lit(axis.axis), pl.col("rank") - position * inner)
         whole = pl.coalesce(whole, pl.when(fits).then(first))
         inner *= axis.size
     return rows.with_columns(whole.alias("mesh_group"))
 
 
 def _sized(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the group's size where the elements in and out tell it."""
+    """Return the rows with the group's size where it follows from the elements in and out."""
     ratio = (
         pl.when(pl.col("kind") == "all_gather").then(pl.col("out_numel") // pl.col("in_numel"))
         .when(pl.col("kind") == "reduce_scatter").then(pl.col("in_numel") // pl.col("out_numel"))
@@ -91,7 +91,7 @@ def _sized(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inside(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:
-    """Add `in_fsdp`: issued inside FSDP2's own communication; `follows`: right after a call of the same size."""
+    """Return the rows with `in_fsdp` (issued by FSDP2) and `follows` (right after a call of the same size)."""
     marks = annotations.filter(pl.col("ph") == "X", pl.col("name").str.contains(names.FSDP_COMM)).select(
         *RUN, pl.col("ts_ns").alias("mark_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns")
     )
@@ -108,7 +108,7 @@ def _described(axes: list[Axis]) -> pl.Expr:
 
 
 def _annotated(axes: list[Axis]) -> pl.Expr:
-    """Inside FSDP2: gathers and reduce-scatters on the shard axis, all-reduces on the replicate axis."""
+    """Return the axis inside FSDP2: shard for gathers and reduce-scatters, replicate for all-reduces."""
     known = {axis.axis for axis in axes}
     shard = pl.lit(SHARD if SHARD in known else None, pl.String)
     replicate = pl.lit(REPLICATE if REPLICATE in known else None, pl.String)
@@ -120,7 +120,7 @@ def _annotated(axes: list[Axis]) -> pl.Expr:
 
 
 def _only(axes: list[Axis]) -> pl.Expr:
-    """The mesh's only axis, for groups of its size or of unknown size."""
+    """Return the mesh's only axis, for groups of its size or of unknown size."""
     if len(axes) != 1:
         return pl.lit(None, pl.String)
     fits = pl.col("group_size").fill_null(axes[0].size) == axes[0].size
@@ -128,7 +128,7 @@ def _only(axes: list[Axis]) -> pl.Expr:
 
 
 def _outside(axes: list[Axis]) -> pl.Expr:
-    """On a mesh of several axes, outside FSDP2: tensor parallelism; norms first over the shard axis, then over tp."""
+    """Return the axis outside FSDP2 on a mesh of several: tensor parallelism; norms over the shard axis, then tp."""
     known = {axis.axis for axis in axes}
     if len(axes) < 2 or SHARD not in known:
         return pl.lit(None, pl.String)

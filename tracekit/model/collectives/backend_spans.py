@@ -1,4 +1,4 @@
-"""Which call a CPU backend's span (``gloo:all_reduce``) belongs to: gloo writes no id, so kind, size and order decide.
+"""The calls of a CPU backend's spans (``gloo:all_reduce``): gloo writes no id, so kind, size and order decide.
 
 A backend may run another collective than the one that was called: gloo has no reduce-scatter and all-reduces the full
 input instead. A span therefore stands for any call of its *family* with the same input, oldest first.

@@ -1,9 +1,8 @@
-"""The layers of collectives that carry no name of them, from what the manifest knows of order and sizes.
+"""The layers of collectives that the trace does not name, from the order and sizes of the manifest.
 
-DeepSpeed and DDP send gradients in buckets that know nothing of layers. The manifest tells in which order the gradients
-were ready; a bucket of n elements holds the next parameters that sum up to n. FSDP1 names its units nowhere; they are
-gathered in wrap order, the root first, and reduced in the reverse order, the root last. Where the sums do not meet,
-nothing is claimed.
+DeepSpeed and DDP send gradients in buckets, without layers. The manifest has the order in which gradients were ready; a
+bucket of n elements holds the next parameters that sum up to n. FSDP1 does not name its units; they are gathered in
+wrap order, the root first, and reduced in reverse order, the root last. Where the sums differ, layers stay unknown.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
         if spans is None and kinds in ({"reduce"}, {"all_reduce"}):
             spans = _bucket_spans(numels, gradients, parts=True)
         found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
-    return _claimed(collectives, found)
+    return _with_found(collectives, found)
 
 
 def _with_unit_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
-    """Layer and phase of the gathers and reductions of FSDP1's flat parameters, a whole step at a time."""
+    """Return the collectives with layer and phase of those of FSDP1's flat parameters, a whole step at a time."""
     flat = {unit.name: unit.flat for unit in (manifest.units if manifest else []) if unit.flat is not None}
     if manifest is None or not flat:
         return collectives
@@ -59,34 +58,34 @@ def _with_unit_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> p
     for (kind, phase), order in orders.items():
         rows = collectives.filter(pl.col("kind") == kind, pl.col("phase") == phase)
         for group in rows.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
-            cycle = [order[place % len(order)] for place in range(group.height)] if order else []
+            cycle = [order[index % len(order)] for index in range(group.height)] if order else []
             whole = order and group.height % len(order) == 0
             if whole and group["in_numel"].to_list() == [numel for numel, _ in cycle]:
                 found |= dict(zip(group["row"].to_list(), (name for _, name in cycle), strict=True))
-    return _claimed(collectives, found, phase=None)
+    return _with_found(collectives, found, phase=None)
 
 
-def _claimed(collectives: pl.DataFrame, found: dict[int, str], phase: str | None = "backward") -> pl.DataFrame:
+def _with_found(collectives: pl.DataFrame, found: dict[int, str], phase: str | None = "backward") -> pl.DataFrame:
     if not found:
         return collectives
     spans = pl.DataFrame(
         {"row": list(found), "span": list(found.values())}, schema={"row": pl.UInt32, "span": pl.String}
     )
     # The last bucket is flushed after the last backward operator and still carries gradients of the backward.
-    told = pl.coalesce(pl.lit(phase, pl.String), "phase")
+    known_phase = pl.coalesce(pl.lit(phase, pl.String), "phase")
     return (
         collectives.join(spans, on="row", how="left")
         .with_columns(
             pl.coalesce("span", "layer").alias("layer"),
             pl.when(pl.col("span").is_not_null()).then(pl.lit("manifest")).otherwise("layer_from").alias("layer_from"),
-            pl.when(pl.col("span").is_not_null()).then(told).otherwise("phase").alias("phase"),
+            pl.when(pl.col("span").is_not_null()).then(known_phase).otherwise("phase").alias("phase"),
         )
         .drop("span")
     )
 
 
 def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]], *, parts: bool = False) -> list[str] | None:
-    """Return the layer span of each bucket, or null unless they are whole passes over the gradients.
+    """Return the layer span of each bucket; None unless they are whole passes over the gradients.
 
     With `parts` a bucket may be sent in several calls, one for each owner of a part; all of them get its span.
     """
@@ -113,7 +112,7 @@ def _bucket_spans(buckets: list[int], gradients: list[tuple[int, str]], *, parts
 
 
 def _ends_with_a_gradient(numel: int, gradients: list[tuple[int, str]], position: int) -> bool:
-    """Whether so many elements are whole gradients, from a position on."""
+    """Return whether so many elements are whole gradients, from a position on."""
     filled = 0
     while gradients and filled < numel:
         filled += gradients[position % len(gradients)][0]

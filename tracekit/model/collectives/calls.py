@@ -1,7 +1,7 @@
 """Collective calls as the CPU issued them: one row a call, whatever spelling its torch left.
 
-One call leaves up to three nested rows (``c10d::allreduce_`` around ``record_param_comms`` around ``nccl:all_reduce``);
-what they tell is merged, arguments first, then the operator's shapes, then the annotation's.
+One call leaves up to three nested rows (``c10d::allreduce_`` around ``record_param_comms`` around ``nccl:all_reduce``),
+which are merged: arguments first, then the operator's shapes, then the annotation's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tracekit.dtypes import dtype_of
 from tracekit.model import names
 from tracekit.model.event_kinds import Kinds, timed
 
-# One row a call. `start_ns`, `end_ns`: the outermost CPU row. `kind_from`: args, op or annotation. `sizes_from`: args,
-# shapes or annotation, null where no size is known. `num_merged`: collectives coalesced into it. `external_ids`: of the
-# rows with its arguments, to find its kernels.
+# One row for each call. `start_ns`, `end_ns`: the outermost CPU row. `kind_from`: args, op or annotation. `sizes_from`:
+# args, shapes or annotation, null where no size is known. `num_merged`: collectives coalesced into it. `external_ids`:
+# of the rows with its arguments, to find its kernels.
 CALLS_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -68,21 +68,21 @@ def calls(kinds: Kinds, arguments: pl.DataFrame) -> pl.DataFrame:
 
 
 def _merge(rows: pl.DataFrame) -> dict[str, Any] | None:
-    """Merge the nested rows of one call; null where they name no collective."""
+    """Return the nested rows of one call merged; None where they name no collective."""
     dicts = rows.to_dicts()
     kind, kind_from = _kind(dicts)
     if kind is None:
         return None
     outer = dicts[0]
-    told = [d for d in dicts if names.kind_of(d["collective"])]
-    args = told[0] if told else {}
-    sizes, sizes_from = _added(told) if len(told) > 1 else _sizes(dicts, args, kind)
+    described = [d for d in dicts if names.kind_of(d["collective"])]
+    args = described[0] if described else {}
+    sizes, sizes_from = _added(described) if len(described) > 1 else _sizes(dicts, args, kind)
     return {
         **{name: outer[name] for name in ("rank", "cycle", "call", "index", "pid", "tid", "end_ns")},
         "start_ns": outer["ts_ns"],
         "kind": kind,
         "kind_from": kind_from,
-        "num_merged": max(len(told), 1),
+        "num_merged": max(len(described), 1),
         **{name: args.get(name) for name in ("group", "group_desc", "group_size", "seq")},
         "dtype": dtype_of(args.get("dtype")) or next((t for t in map(_dtype, dicts) if t), None),
         "in_numel": sizes[0],
@@ -92,26 +92,26 @@ def _merge(rows: pl.DataFrame) -> dict[str, Any] | None:
     }
 
 
-def _added(told: list[dict[str, Any]]) -> tuple[tuple[int | None, int | None], str | None]:
-    """Elements of coalesced collectives together; unknown where their kinds or dtypes differ, or one is unknown."""
-    sizes = [(d["in_numel"], d["out_numel"]) for d in told]
-    alike = len({(names.kind_of(d["collective"]), d["dtype"]) for d in told}) == 1
+def _added(described: list[dict[str, Any]]) -> tuple[tuple[int | None, int | None], str | None]:
+    """Return the elements of coalesced collectives together; None where kinds or dtypes differ or one is unknown."""
+    sizes = [(d["in_numel"], d["out_numel"]) for d in described]
+    alike = len({(names.kind_of(d["collective"]), d["dtype"]) for d in described}) == 1
     if not alike or any(None in pair for pair in sizes):
         return (None, None), None
     return (sum(i for i, _ in sizes), sum(o for _, o in sizes)), "args"
 
 
 def _kind(dicts: list[dict[str, Any]]) -> tuple[str | None, str | None]:
-    told = [(names.kind_of(d["collective"]), "args") for d in dicts if d["collective"]]
+    described = [(names.kind_of(d["collective"]), "args") for d in dicts if d["collective"]]
     ops = [(names.kind_of(d["name"]), "op") for d in dicts if d["name"].startswith("c10d::")]
     annotations = [(names.kind_of(d["name"]), "annotation") for d in dicts if ":" in d["name"]]
-    return next(((k, source) for k, source in [*told, *ops, *annotations] if k), (None, None))
+    return next(((k, source) for k, source in [*described, *ops, *annotations] if k), (None, None))
 
 
 def _sizes(
     dicts: list[dict[str, Any]], args: dict[str, Any], kind: str
 ) -> tuple[tuple[int | None, int | None], str | None]:
-    """Elements in and out, and where they were found."""
+    """Return the elements in and out, and where they were found."""
     if args.get("in_numel") is not None or args.get("out_numel") is not None:
         return (args["in_numel"], args["out_numel"]), "args"
     for row in dicts:
@@ -157,7 +157,7 @@ def _load(dims: str) -> list[Any]:
 
 
 def _numel(shape: Any) -> int | None:
-    """Elements of one shape, or of a list of shapes; an operator writes [] for what is not a tensor: unknown."""
+    """Return the elements of a shape or a list of shapes; None for [], which operators write for other arguments."""
     if not isinstance(shape, list) or not shape:
         return None
     if all(isinstance(d, int) for d in shape):
@@ -169,6 +169,6 @@ def _numel(shape: Any) -> int | None:
 
 
 def _dtype(row: dict[str, Any]) -> str | None:
-    """Dtype of the first tensor in a row's input types."""
+    """Return the dtype of the first tensor in a row's input types, or None."""
     types = _load(row["input_type"] or "[]")
     return dtype_of(types[0]) if types and isinstance(types[0], str) else None

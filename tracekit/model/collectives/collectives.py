@@ -1,4 +1,4 @@
-"""The collectives of a run: what was asked for, what the backend ran, how big, when, and how much of it was hidden."""
+"""The collectives of a run: kind as called and as run, sizes, times, and the part hidden under compute."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLLECTIVES_SCHEMA = Schema(
     c.LAYER_FROM,
     c.PHASE,
     c.KIND,
-    c.BACKEND_KIND.but(null="neither arguments nor name tell it"),
+    c.BACKEND_KIND.but(null="neither arguments nor name have it"),
     c.GROUP,
     c.GROUP_SIZE,
     c.AXIS,
@@ -49,8 +49,8 @@ COLLECTIVES_SCHEMA = Schema(
     ),
     c.SEQ,
     c.DTYPE,
-    c.IN_NUMEL.but(null="neither arguments nor shapes tell it"),
-    c.OUT_NUMEL.but(null="neither arguments nor shapes tell it"),
+    c.IN_NUMEL.but(null="neither arguments nor shapes have it"),
+    c.OUT_NUMEL.but(null="neither arguments nor shapes have it"),
     Column(
         "payload_numel",
         pl.Int64,
@@ -81,7 +81,7 @@ COLLECTIVES_SCHEMA = Schema(
     Column("num_needed", pl.Int32, "Number of ranks in its group, else in the run.", "neither is known"),
     c.WAIT_NS,
     c.TRANSFER_NS,
-    Column("kind_from", pl.String, "How the kind was found: args, op, shapes, annotation or name.", "nothing tells it"),
+    Column("kind_from", pl.String, "How the kind was found: args, op, shapes, annotation or name.", "unknown"),
     Column("bytes_from", pl.String, "How the size was found: args or shapes.", "`payload_bytes` is null"),
 )
 
@@ -118,7 +118,7 @@ def collectives(
 
 
 def _executions(arguments: pl.DataFrame, work: pl.DataFrame, cover: Mapping[Key, Intervals]) -> pl.DataFrame:
-    """What ran: one row a call or, where the call is unknown, one row a piece of work; arguments of its first row.
+    """Return what ran: one row for each call or, if unknown, each piece of work; arguments of its first row.
 
     A call of several kernels lasts from the first to the last of them; overlapped and exposed leave its pauses out.
     """
@@ -141,7 +141,7 @@ def _executions(arguments: pl.DataFrame, work: pl.DataFrame, cover: Mapping[Key,
 
 
 def _with_overlap(comm: pl.DataFrame, cover: Mapping[Key, Intervals]) -> pl.DataFrame:
-    """Add how much of each piece of communication ran beside compute on its own device, and the rest."""
+    """Return the communication with `overlapped_ns`, under compute of its own device, and `exposed_ns`, the rest."""
     # Kernels of one call may run side by side: what two of them share counts for the first.
     ends = pl.col("start_ns") + pl.col("dur_ns")
     reach = ends.cum_max().shift(1).over(*RUN, "device", "call", "alone", order_by="start_ns")
@@ -154,7 +154,7 @@ def _with_overlap(comm: pl.DataFrame, cover: Mapping[Key, Intervals]) -> pl.Data
 
 
 def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
-    """Join calls and executions; the execution's own arguments come first, then the call's, then the name."""
+    """Return calls joined with executions: the execution's own arguments first, then the call's, then the name."""
     called = calls.rename({"start_ns": "called_ns", "index": "call_index"}).drop("pid", "tid", "end_ns", "external_ids")
     rows = called.join(ran, on=[*RUN, "call"], how="full", suffix="_ran", nulls_equal=False, coalesce=True)
     by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
@@ -163,9 +163,9 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns)
     span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
     span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(dtype_of, return_dtype=pl.String)
     own_dtype = pl.col("dtype_ran").map_elements(dtype_of, return_dtype=pl.String)
-    # A kernel tells of one collective: of a call that coalesces several, only the call knows.
-    tells = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
-    own_size = tells & (pl.col("num_merged").fill_null(1) == 1)
+    # A kernel has the size of one collective: of a call that coalesces several, only the call has all.
+    has_size = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
+    own_size = has_size & (pl.col("num_merged").fill_null(1) == 1)
     return rows.with_columns(
         pl.coalesce(by_arg, "kind", by_name, pl.lit("other")).alias("kind"),
         pl.when(by_arg.is_not_null()).then(pl.lit("args")).otherwise(
@@ -188,11 +188,11 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns)
 
 
 def _with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add payload (all-gather: its output; others: their input), passes and ring-equivalent wire bytes."""
+    """Return the rows with payload (all-gather: output; others: input), passes and ring-equivalent wire bytes."""
     gathered = pl.coalesce("out_numel", pl.col("in_numel") * pl.col("group_size"))
     is_gather = pl.col("kind") == "all_gather"
     numel = pl.when(is_gather).then(gathered).otherwise("in_numel")
-    # No tensor has a negative or an astronomical number of elements: such a number is damage, and unknown.
+    # A negative or an astronomical number of elements is damage: it counts as unknown.
     numel = pl.when(numel.is_between(0, MOST_ELEMENTS)).then(numel)
     width = pl.col("dtype").replace_strict(ITEM_SIZES, default=None, return_dtype=pl.Int64)
     nothing = numel == 0

@@ -1,7 +1,7 @@
-"""The same collective on all of its ranks: who waited for whom, and what the transfer itself took.
+"""The same collective matched on all of its ranks, with the time of its transfer and of each rank's wait.
 
 Matched by process group and sequence number where the trace has them (torch 2.12 on), else by order within step, group,
-kind and size; the mesh tells which ranks make up a group that the trace does not name. All ranks of an all-gather,
+kind and size; the mesh decides which ranks make up a group that the trace does not name. All ranks of an all-gather,
 reduce-scatter, all-reduce or all-to-all leave it together, so the rank that came last was in it for the shortest time:
 that is the transfer, and what another rank spent beyond it is waiting. Broadcasts, reduces and point-to-point do not
 bind their ranks so and get neither.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import polars as pl
 
-# Kinds that no rank can leave before all have come.
+# Kinds that no rank can leave before all ranks have entered.
 SYMMETRIC = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Their sizes differ between ranks by nature.
 _UNEVEN = ("all_to_all", "send", "recv", "other")
@@ -20,24 +20,23 @@ _UNEVEN = ("all_to_all", "send", "recv", "other")
 def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFrame:
     """Return the collectives with `match`, the same number on all ranks of one, and `num_matched` ranks in it.
 
-    They come with `turn`: the step by what ranks did together, which need not be its number (see steps.turns). Where
-    ranks have different numbers of them and no sequence number tells which is missing, or a number comes twice,
-    `is_certain` is false.
+    They have `turn`: the step that ranks did together, which need not be its number (see steps.turns). `is_certain` is
+    false where ranks have different numbers of them without sequence numbers, or a sequence number occurs twice.
     """
     size = pl.when(pl.col("kind").is_in(_UNEVEN)).then(0).otherwise(pl.coalesce("in_numel", "out_numel", pl.lit(-1)))
     numbered = collectives.with_columns(
-        # Names may repeat between groups of an axis, so where the mesh tells the group it decides with the name.
+        # Names may repeat between groups of an axis, so where the mesh knows the group it decides with the name.
         pl.concat_str("mesh_group", "group", separator=" ", ignore_nulls=True).alias("__group"),
         size.cast(pl.Int64).alias("__size"),
         pl.col("turn").alias("__turn"),
     )
-    place = ["cycle", "__turn", "__group", "kind", "__size"]
-    nth = pl.int_range(pl.len(), dtype=pl.Int64).over("rank", *place, order_by="issued_ns")
-    count = pl.len().over("rank", *place)
+    same = ["cycle", "__turn", "__group", "kind", "__size"]
+    nth = pl.int_range(pl.len(), dtype=pl.Int64).over("rank", *same, order_by="issued_ns")
+    count = pl.len().over("rank", *same)
     by_order = pl.col("seq").is_null()
     numbered = (
         numbered.with_columns(nth.alias("__nth"), count.alias("__count"))
-        .with_columns((~by_order | (pl.col("__count").n_unique().over(place) == 1)).alias("is_certain"))
+        .with_columns((~by_order | (pl.col("__count").n_unique().over(same) == 1)).alias("is_certain"))
         .with_columns(pl.when(by_order).then(name).alias(name) for name in ("__turn", "__size", "__nth"))
     )
     key = ["cycle", "__group", "kind", "seq", "__turn", "__size", "__nth"]
@@ -46,13 +45,13 @@ def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFr
         .with_columns(pl.col("rank").n_unique().over("match").cast(pl.Int32).alias("num_matched"))
         .with_columns((pl.col("is_certain") & (pl.len().over("match", "rank") == 1)).alias("is_certain"))
         .with_columns(pl.coalesce("group_size", pl.lit(world_size, pl.Int32)).alias("num_needed"))
-        .with_columns(_is_told(world_size).alias("is_told"))
+        .with_columns(_has_known_ranks(world_size).alias("has_known_ranks"))
         .drop("__group", "__size", "__turn", "__nth", "__count")
     )
 
 
-def _is_told(world_size: int | None) -> pl.Expr:
-    """Whether it is known which ranks make up the group: by its name, by the mesh, or since all ranks do."""
+def _has_known_ranks(world_size: int | None) -> pl.Expr:
+    """Return whether the ranks of the group are known: by its name, by the mesh, or since all ranks are in it."""
     everyone = (pl.col("num_needed") == world_size) if world_size else pl.lit(value=False)
     return pl.col("group").is_not_null() | pl.col("mesh_group").is_not_null() | everyone
 
@@ -64,7 +63,7 @@ def with_waits(matched: pl.DataFrame) -> pl.DataFrame:
     certain that the ranks met in this one.
     """
     all_here = (pl.col("num_matched") >= 2) & (pl.col("num_matched") == pl.col("num_needed"))
-    whole = pl.col("kind").is_in(SYMMETRIC) & all_here & pl.col("is_certain") & pl.col("is_told")
+    whole = pl.col("kind").is_in(SYMMETRIC) & all_here & pl.col("is_certain") & pl.col("has_known_ranks")
     shortest = pl.col("dur_ns").min().over("match")
     ran = pl.col("dur_ns").is_not_null().all().over("match")
     transfer = pl.when(whole & ran).then(shortest)

@@ -1,3 +1,3 @@
-"""What occupied a device, and when."""
+"""The work of devices: what occupied each of them, and when."""
 
 from __future__ import annotations

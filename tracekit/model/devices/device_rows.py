@@ -1,4 +1,4 @@
-"""What ran on GPUs and other accelerators, when the CPU launched it, and where none of it was recorded."""
+"""Events of GPUs and other accelerators with their launches, and the steps for which none were recorded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _launched(rows: pl.DataFrame, flows: pl.DataFrame, kinds: Kinds) -> pl.DataF
 
 
 def _linked(rows: pl.DataFrame, launches: pl.DataFrame, key: str, source: str) -> pl.DataFrame:
-    """Fill in the launches of rows that have none yet."""
+    """Return the rows with the launches of those that had none yet."""
     if not rows["launched_ns"].null_count():
         return rows
     at = launches.select(*RUN, key, pl.col("ts_ns").alias("at_ns"), pl.col("tid").alias("at_tid"))
@@ -58,7 +58,7 @@ def _linked(rows: pl.DataFrame, launches: pl.DataFrame, key: str, source: str) -
 
 
 def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
-    """Return the steps, those incomplete for which the activity of the device was lost.
+    """Return the steps, incomplete where the activity of the device was lost.
 
     On a rank with kernels or copies, that is a step that launched none. On a rank that launched some, or called NCCL,
     but recorded nothing on any device, it is every step. CPU runs have neither.
@@ -83,7 +83,7 @@ def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kind
 
 
 def _unanswered(active: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
-    """What ranks without activity asked of a device: rank, cycle, calls ("8 launches")."""
+    """Return what ranks without device activity launched or called: rank, cycle, calls ("8 launches")."""
     launches = without(kinds.launches, active)
     calls = {
         "{} launches": launches.filter(pl.col("name").str.contains(names.STARTS_WORK), pl.col("correlation") > 0),

@@ -1,8 +1,8 @@
-"""What a CPU is doing at each moment: the innermost operator of a thread, by its own time.
+"""Own time of a CPU's operators: each moment of a thread belongs to the innermost operator that is open.
 
-An operator like ``aten::mm`` calls small ones (``aten::resolve_conj``) before it does its work, so operators in which
-no other runs are not where the time goes. Each thread is cut at every begin and end of an operator, and each stretch
-belongs to the innermost operator that is open, which is what torch.profiler calls its self time.
+An operator like ``aten::mm`` calls small ones (``aten::resolve_conj``) before it does its work, so counting only leaf
+operators would lose most of the time. Each thread is cut at every begin and end of an operator; torch.profiler calls
+the result self time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _cut(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parents(number: IntArray, depth: IntArray) -> IntArray:
-    """The operator around each one: the last one before it that is one level up; -1 for none."""
+    """Return the index of the operator around each one, the last one before it one level up; -1 for none."""
     frame = pl.DataFrame({"number": number, "depth": depth})
     above = frame.select(pl.col("number").alias("parent"), "number", (pl.col("depth") + 1).alias("depth"))
     return latest(frame, "number", above, "number", ["depth"])["parent"].fill_null(-1).to_numpy()

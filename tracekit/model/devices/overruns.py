@@ -22,7 +22,7 @@ def cut_overruns(rows: pl.DataFrame) -> pl.DataFrame:
     least_end = end.cum_min(reverse=True).shift(-1).over(_LANE)
     if not ordered.select((end > least_end + TOLERANCE_NS).any()).item():
         return ordered.with_columns(pl.lit(None, pl.Int64).alias("overrun_ns"))
-    # Of the rows that start later, wherever they are: the first start, and the first end.
+    # The first start and the first end of the rows that start later.
     is_later = pl.col("start_ns").shift(-1).over(_LANE) > pl.col("start_ns")
     first_start = pl.when(is_later).then(pl.col("start_ns").shift(-1).over(_LANE)).backward_fill().over(_LANE)
     first_end = pl.when(is_later).then(least_end).backward_fill().over(_LANE)

@@ -59,12 +59,12 @@ def work(
     attribution: Attribution,
     patterns: Patterns = (),
 ) -> pl.DataFrame:
-    """Return WORK_SCHEMA: of devices (see model/device.py), else of the CPU.
+    """Return WORK_SCHEMA: of devices (see device_rows.py), else of the CPU.
 
     `arguments` are those of rows that name a collective, as read; `patterns` are the user's names of communication.
     """
-    # A trace without device rows is a CPU run, and its operators are the work; unless it calls NCCL: then its device
-    # was not recorded, and what the CPU did there is no measure of anything.
+    # A trace without device rows is a CPU run, whose work are its operators; unless it calls NCCL: then its device was
+    # not recorded, and the time of its CPU operators measures nothing.
     spans = _backend_spans(kinds, arguments, calls)
     operators = _cpu_operators(without(kinds.operators, device, nccl_calls(kinds)), spans)
     rows = pl.concat([_device_work(device, calls, patterns), spans, operators], how="diagonal_relaxed")
@@ -74,7 +74,7 @@ def work(
 
 
 def _device_work(device: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
-    """Rows of devices with class, place and collective call."""
+    """Return rows of devices with class, device, lane and collective call."""
     rows = _link_calls(device, calls)
     is_copy = (pl.col("role") == "copy").fill_null(value=False)
     is_comm = (
@@ -100,18 +100,18 @@ def _device_work(device: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) 
 
 
 def _named_like(values: pl.Series, pattern: str) -> pl.Series:
-    """Whether each name fits; names are long and few, so each is looked at once."""
+    """Return whether each name matches; names are long and few, so each distinct one is matched once."""
     distinct = values.unique()
     return values.is_in(distinct.filter(distinct.str.contains(pattern)).to_list())
 
 
 def _communication(patterns: Patterns) -> str:
-    """A pattern for names of communication kernels: ours, and those that the user added."""
+    """Return the pattern for names of communication kernels: ours, and the user's."""
     return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns)])
 
 
 def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Add the collective call of each row: the one with its external id, else the one around its launch."""
+    """Return the rows with their collective `call`: the one with their external id, else the one around the launch."""
     if calls.is_empty():
         none = pl.lit(None, pl.Int64)
         return rows.with_columns(none.alias("call"), pl.lit(value=False).alias("linked_by_args"))
@@ -123,15 +123,15 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     rows = with_first(rows, by_id, "op_id")
     on_thread = calls.sort("start_ns").with_columns(pl.col("tid").alias("launched_tid"))
     inside = around(rows, "launched_ns", on_thread, ("start_ns", "end_ns"), [*RUN, "launched_tid"])["call"]
-    # The id is that of the row with the collective's arguments: what carries it is the collective, also where a copy
-    # engine does the work. What an operator copies inside the call has that operator's id.
+    # The id is that of the row with the collective's arguments: a row with this id is the collective, also where a copy
+    # engine does the work. A copy that an operator makes inside the call has that operator's id.
     return rows.with_columns(
         pl.coalesce("call_by_id", inside).alias("call"), pl.col("call_by_id").is_not_null().alias("linked_by_args")
     )
 
 
 def _backend_spans(kinds: Kinds, arguments: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Collectives that ran on the CPU: the backend's own spans (``gloo:all_reduce``), operators to early torch."""
+    """Return collectives that ran on the CPU: spans of the backend (``gloo:all_reduce``), operators in early torch."""
     named = pl.col("name").str.contains(names.BACKEND_SPAN)
     rows = timed(pl.concat([part.filter(named) for part in (kinds.annotations, kinds.operators)]))
     if rows.is_empty():
@@ -143,7 +143,7 @@ def _backend_spans(kinds: Kinds, arguments: pl.DataFrame, calls: pl.DataFrame) -
 
 
 def _cpu_operators(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Operators of a CPU run by their own time; calls and waits are no compute, frames of autograd no work."""
+    """Return operators of a CPU run by own time; calls and waits are not compute, frames of autograd not work."""
     thread = [*RUN, "pid", "tid"]
     if operators.is_empty():
         return operators
