@@ -63,3 +63,16 @@ def parameter_shapes(size: Size) -> list[tuple[str, list[int]]]:
     blocks = [(f"layers.{index}.{name}", shape) for index in range(size.layers) for name, shape in block]
     ends = [("norm.weight", [size.dim]), ("output.weight", [size.vocab, size.dim])]
     return [("tok_embeddings.weight", [size.vocab, size.dim]), *blocks, *ends]
+
+
+def gradient_order(size: Size) -> list[str]:
+    """Names of the parameters in the order in which backward has their gradients ready, tied ones once.
+
+    The reverse of their use in forward, which is that of registration but for SwiGLU's w2, used after w3. A tied weight
+    is ready after its first use, the embedding, in backward its last.
+    """
+    used = [name for name, _ in parameter_shapes(size) if not (size.tied and name == "output.weight")]
+    swapped = {".w2.weight": ".w3.weight", ".w3.weight": ".w2.weight"}
+    return [
+        name[: -len(end)] + swapped.get(end, end) for name in reversed(used) for end in [name[-len(".w2.weight") :]]
+    ]

@@ -38,8 +38,8 @@ class Strategy:
     `title` is its name in a sentence, `stage` the ZeRO stage that it claims. `planner` and `runner` are modules: the
     first has `collectives`, `absent` and `memory`, the second is None where there is no training program. `axes` are
     those of its mesh. Of the types, a `reduce_dtype` or `storage_dtype` of None is the type computed in. `defaults`
-    gives the options that follow from the size of the model, as a manifest has them; `options` names those that the
-    plan depends on. `dry_run`: torch's own code can issue its collectives without data.
+    gives the options that follow from the size of the model, as a manifest has them; `options` names those that its
+    plan takes. `dry_run`: torch's own code can issue its collectives without data.
     """
 
     name: str
@@ -86,18 +86,18 @@ def deepspeed_stage3_defaults(size: Size) -> dict[str, Any]:
     }
 
 
-_CLIP = frozenset({"clip_grad_norm"})
-_DDP = frozenset({"bucket_mb", "broadcast_buffers", "compile", "sync_every_micro_batch"})
-_STAGES = frozenset({"reduce_bucket_size", "reduce_scatter", "overlap_comm", "grad_accum_dtype"})
+# What every training program takes, whether its plan changes or not.
+_COMMON = frozenset({"activation_checkpointing", "clip_grad_norm"})
+_DDP = _COMMON | {"bucket_mb", "broadcast_buffers", "compile", "sync_every_micro_batch"}
+_STAGES = _COMMON | {"reduce_bucket_size", "reduce_scatter", "overlap_comm", "grad_accum_dtype"}
 _STAGES_1_AND_2 = _STAGES | {"use_multi_rank_bucket_allreduce", "check_grad_overflow", "compute_grad_norm"}
 _STAGE_3 = _STAGES | {
-    "activation_checkpointing",
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
     "stage3_max_reuse_distance",
     "stage3_max_live_parameters",
 }
-_FSDP1 = _CLIP | {"sync_every_micro_batch"}
+_FSDP1 = _COMMON | {"sync_every_micro_batch"}
 _FSDP2 = _FSDP1 | {"backward_prefetch", "ignored_parameters", "reshard_after_backward"}
 
 _OURS = (
@@ -216,7 +216,7 @@ _OURS = (
         planner="tracekit.plan.strategies.fsdp2_tp",
         runner="runners.strategies.fsdp2_tp",
         axes=("dp_shard", "tp"),
-        options=_FSDP2 | {"activation_checkpointing", "batch_size", "seq_len"},
+        options=_FSDP2 | {"batch_size", "seq_len"},
         dry_run=True,
     ),
     Strategy(
@@ -226,7 +226,7 @@ _OURS = (
         framework="torch DTensor and torch.compile",
         planner="tracekit.plan.strategies.fsdp2_graph",
         runner="runners.strategies.fsdp2_graph",
-        options=_CLIP,
+        options=_COMMON,
     ),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _OURS}

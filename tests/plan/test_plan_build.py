@@ -87,7 +87,30 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_meshes_are_ordered_and_checked():
-    assert mesh_of(["tp=2", "dp_shard=4,dp_replicate=3"]) == {"dp_replicate": 3, "dp_shard": 4, "tp": 2}
+    assert list(mesh_of(["dp_shard=4,dp_replicate=3"], "hsdp").items()) == [("dp_replicate", 3), ("dp_shard", 4)]
+    assert mesh_of(["tp=2", "dp_shard=4"], "fsdp2-tp") == {"dp_shard": 4, "tp": 2}
+    assert mesh_of(["dp_shard=4"], "hsdp") == {"dp_shard": 4}
     for wrong in ("cp=2", "dp_shard", "dp_shard=0", "dp_shard=x", "dp_shard=2,dp_shard=3"):
         with pytest.raises(UsageError, match="--mesh"):
-            mesh_of([wrong])
+            mesh_of([wrong], "fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "axis"),
+    [
+        ("ddp", "dp_replicate=8", "dp_replicate"),
+        ("ddp", "dp_shard=8", "dp_replicate"),
+        ("zero1", "8", "dp_replicate"),
+        ("zero2", "dp_replicate=8", "dp_shard"),
+        ("fsdp2", "8", "dp_shard"),
+    ],
+)
+def test_a_strategy_with_one_axis_has_its_ranks_on_it(strategy, given, axis):
+    assert mesh_of([given], strategy) == {axis: 8}
+
+
+def test_an_axis_that_a_strategy_has_not_is_refused_with_those_that_have_it():
+    with pytest.raises(UsageError, match=r"--mesh: fsdp2 has dp_shard, not dp_shard and tp; fsdp2-tp have these"):
+        mesh_of(["dp_shard=4,tp=2"], "fsdp2")
+    with pytest.raises(UsageError, match="--mesh: ddp has dp_replicate, not tp"):
+        mesh_of(["tp=2"], "ddp")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,15 +11,16 @@ import typer
 from tracekit.cli.options import ForceOption, Format, FormatOption, OutputOption, pick_format
 from tracekit.errors import UsageError
 from tracekit.extras import require
-from tracekit.strategies import find
+from tracekit.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import polars as pl
 
-    from tracekit.manifest import Manifest, Parameter
+    from tracekit.manifest import Manifest, Precision
 
 _ROWS_FOR_PEOPLE = 100
-_MIB = 1 << 20
 
 
 class Table(StrEnum):
@@ -43,18 +43,28 @@ def add_to(app: typer.Typer) -> None:
 
 
 def command(
-    strategy: Annotated[str, typer.Option(help="How the model is trained; as in record.", show_default=False)],
-    mesh: Annotated[list[str], typer.Option(help="Ranks by axis: dp_replicate, dp_shard, tp.", show_default=False)],
+    strategy: Annotated[
+        str, typer.Option(help=f"How the model is trained: {', '.join(STRATEGIES)}.", show_default=False)
+    ],
+    mesh: Annotated[
+        list[str],
+        typer.Option(
+            help="Ranks by axis, as in dp_replicate=2,dp_shard=8 or dp_shard=4,tp=2; 8 for the only axis.",
+            show_default=False,
+        ),
+    ],
     model: Annotated[str | None, typer.Option(help="A size of the runners' decoder.", show_default=False)] = None,
     params_from: Annotated[
         Path | None,
         typer.Option(help="Parameters of a manifest or a safetensors file, in place of --model.", show_default=False),
     ] = None,
     micro_batches: Annotated[int, typer.Option(min=1, max=100_000, help="Micro-batches a step.")] = 1,
-    param_dtype: Annotated[str, typer.Option(help="Type to compute and gather in.")] = "bfloat16",
+    param_dtype: Annotated[
+        str | None, typer.Option(help="Type to compute and gather in; default: bfloat16.", show_default=False)
+    ] = None,
     reduce_dtype: Annotated[
         str | None,
-        typer.Option(help="Type to reduce in: float32, with DeepSpeed that of parameters.", show_default=False),
+        typer.Option(help="Type to reduce in; default: float32, with DeepSpeed the one above.", show_default=False),
     ] = None,
     reshard: Annotated[
         str, typer.Option("--reshard-after-forward", metavar="default|true|false|N", help="For FSDP2 and HSDP.")
@@ -63,7 +73,11 @@ def command(
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sequence, for tp.")] = 128,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Any other option, as a manifest has it.", show_default=False),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Any other option that the plan depends on, as a manifest has it.",
+            show_default=False,
+        ),
     ] = None,
     table: Annotated[Table, typer.Option(help="What to print.")] = Table.COLLECTIVES,
     prove: Annotated[bool, typer.Option("--prove", help="Run torch's own code and compare every call.")] = False,
@@ -76,11 +90,26 @@ def command(
     Nothing is trained and no device is needed; --prove needs torch, but no GPU.
     """
     from tracekit.cli import output as out
+    from tracekit.plan import build, options
     from tracekit.plan import plan as expected
     from tracekit.plan import plan_totals as summary
 
-    manifest = _manifest(strategy, mesh, model, params_from, micro_batches, param_dtype, reduce_dtype, reshard)
-    manifest = _with_options(manifest, {"batch_size": batch_size, "seq_len": seq_len, **_options(option or [])})
+    find(strategy)
+    given = options.read(option or [])
+    if not prove:
+        # The training program knows more options than the plan depends on, and refuses what it does not know.
+        options.check_names(strategy, given)
+    options.check_values(given)
+    manifest = _manifest(
+        strategy,
+        build.mesh_of(mesh, strategy),
+        model,
+        params_from,
+        _precision(strategy, param_dtype, reduce_dtype),
+        micro_batches=micro_batches,
+        reshard=_reshard(reshard),
+        options={"batch_size": batch_size, "seq_len": seq_len, **given},
+    )
     calls = expected(manifest)
     if prove:
         _prove(manifest, calls, model)
@@ -116,53 +145,39 @@ def _table(table: Table, manifest: Manifest, calls: pl.DataFrame) -> pl.DataFram
 
 def _manifest(
     strategy: str,
-    mesh: list[str],
+    mesh: Mapping[str, int],
     model: str | None,
     params_from: Path | None,
-    micro_batches: int,
-    param_dtype: str,
-    reduce_dtype: str | None,
-    reshard: str,
+    precision: Precision,
+    **more: Any,
 ) -> Manifest:
-    """The manifest of the run that is asked for.
+    """The manifest of the run that is asked for; `more` are arguments of `build.manifest`.
 
     Raises:
-        UsageError: an option is unknown, or not exactly one source of parameters is given.
+        UsageError: the model is unknown, or not exactly one source of parameters is given.
     """
-    from tracekit.dtypes import ITEM_SIZES
-    from tracekit.manifest import Precision
-    from tracekit.plan import build
-
-    find(strategy)
-    for name, value in (("--param-dtype", param_dtype), ("--reduce-dtype", reduce_dtype)):
-        if value is not None and value not in ITEM_SIZES:
-            raise UsageError(f"{name} {value} is unknown: choose from {', '.join(ITEM_SIZES)}")
-    sharded = build.mesh_of(mesh)
-    deepspeed = strategy in ("zero1-deepspeed", "zero2", "zero3-deepspeed")
-    reduced = reduce_dtype or (param_dtype if deepspeed else "float32")
-    stored = param_dtype if deepspeed else "float32"
-    return build.manifest(
-        strategy,
-        _parameters(model, params_from, stored),
-        mesh=sharded,
-        micro_batches=micro_batches,
-        precision=Precision(param_dtype, reduced, None, stored),
-        reshard=_reshard(reshard),
-        options=_defaults(strategy, model) if model else {},
-        buffers=build.model_buffers(_size(model)) if model else [],
-    )
-
-
-def _parameters(model: str | None, params_from: Path | None, stored: str) -> list[Parameter]:
     from msgspec.structs import replace
 
     from tracekit.plan import build
 
     if (model is None) == (params_from is None):
         raise UsageError("give either --model or --params-from, so that the parameters are known")
-    if params_from is not None:
-        return [replace(found, dtype=stored) for found in build.parameters_from(params_from)]
-    return build.model_parameters(_size(model or ""), stored)
+    if params_from is None:
+        return build.of_model(strategy, _size(model or ""), mesh=mesh, precision=precision, **more)
+    stored = precision.storage_dtype or "float32"
+    parameters = [replace(found, dtype=stored) for found in build.parameters_from(params_from)]
+    return build.manifest(strategy, parameters, mesh=mesh, precision=precision, **more)
+
+
+def _precision(strategy: str, param_dtype: str | None, reduce_dtype: str | None) -> Precision:
+    """The types that are asked for, else the strategy's own. Raises UsageError for a type without whole bytes."""
+    from tracekit.dtypes import ITEM_SIZES
+    from tracekit.plan import build
+
+    for name, value in (("--param-dtype", param_dtype), ("--reduce-dtype", reduce_dtype)):
+        if value is not None and value not in ITEM_SIZES:
+            raise UsageError(f"{name} {value} is unknown: choose from {', '.join(ITEM_SIZES)}")
+    return build.precision_of(strategy, param_dtype, reduce_dtype)
 
 
 def _size(model: str) -> Any:
@@ -171,46 +186,6 @@ def _size(model: str) -> Any:
     if model not in SIZES:
         raise UsageError(f"--model {model} is unknown: choose from {', '.join(SIZES)}")
     return SIZES[model]
-
-
-def _defaults(strategy: str, model: str) -> dict[str, Any]:
-    """Settings that the runners derive from the size of a model, such as buckets of a quarter of it."""
-    size = _size(model)
-    quarter = size.num_params() // 4
-    bucket = min(quarter, 500_000_000)
-    settings: dict[str, dict[str, Any]] = {
-        "ddp": {"bucket_mb": min(size.num_params() / _MIB, 25.0)},
-        "zero1-deepspeed": {"reduce_bucket_size": bucket},
-        "zero2": {"reduce_bucket_size": bucket},
-        "zero3-deepspeed": {
-            "reduce_bucket_size": bucket,
-            "stage3_prefetch_bucket_size": bucket,
-            "stage3_param_persistence_threshold": min(100_000, size.dim + 1),
-            "stage3_max_reuse_distance": 10**9 if size.num_params() > 10**9 else 0,
-        },
-    }
-    settings["zero1"] = settings["ddp"]
-    return settings.get(strategy, {})
-
-
-def _options(given: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; values are read as JSON where they are, else as text."""
-    options: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--option {text} names no value: write NAME=VALUE, as in sync_every_micro_batch=false")
-        try:
-            options[name.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            options[name.replace("-", "_")] = value
-    return options
-
-
-def _with_options(manifest: Manifest, options: dict[str, Any]) -> Manifest:
-    from msgspec.structs import replace
-
-    return replace(manifest, options={**manifest.options, **options})
 
 
 def _reshard(text: str) -> bool | int | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import InputError, UsageError
 from tracekit.manifest import Axis, Buffer, Manifest, Parameter, Precision, Unit
-from tracekit.plan.inputs import SHARD
+from tracekit.plan.inputs import REPLICATE, SHARD, TENSOR
+from tracekit.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from tracekit.reference_models import Size
 
+_AXES = (REPLICATE, SHARD, TENSOR)
 # A header lists names and shapes; the largest public models stay far below this.
 _MAX_HEADER_BYTES = 100_000_000
 _SAFETENSORS_DTYPES = {
@@ -48,6 +50,7 @@ def manifest(
     units: Sequence[Unit] | None = None,
     options: Mapping[str, Any] | None = None,
     buffers: Sequence[Buffer] = (),
+    grad_order: Sequence[str] | None = None,
 ) -> Manifest:
     """What a recorder would have written of such a run, as far as a plan needs it."""
     own = [parameter for parameter in parameters if parameter.tied_to is None]
@@ -65,7 +68,36 @@ def manifest(
         parameters=list(parameters),
         buffers=list(buffers),
         units=list(units) if units is not None else [Unit(name, reshard) for name in (*blocks, "")],
+        grad_order=list(grad_order) if grad_order is not None else None,
     )
+
+
+def of_model(strategy: str, size: Size, *, mesh: Mapping[str, int], **more: Any) -> Manifest:
+    """The manifest that the training program writes for this size with the strategy's defaults, as far as plans go.
+
+    `more` are arguments of `manifest`; `options` replace single defaults.
+    """
+    from tracekit.reference_models import gradient_order
+
+    precision = more.pop("precision", None) or precision_of(strategy)
+    options = find(strategy).defaults(size) | dict(more.pop("options", None) or {})
+    return manifest(
+        strategy,
+        model_parameters(size, precision.storage_dtype or "float32"),
+        mesh=mesh,
+        precision=precision,
+        options=options,
+        buffers=model_buffers(size),
+        grad_order=gradient_order(size),
+        **more,
+    )
+
+
+def precision_of(strategy: str, param_dtype: str | None = None, reduce_dtype: str | None = None) -> Precision:
+    """The types of a strategy: its defaults, but for those that are given."""
+    known = find(strategy)
+    computed = param_dtype or known.param_dtype
+    return Precision(computed, reduce_dtype or known.reduce_dtype or computed, None, known.storage_dtype or computed)
 
 
 def model_parameters(size: Size, dtype: str = "float32") -> list[Parameter]:
@@ -118,21 +150,30 @@ def parameters_from(path: Path) -> list[Parameter]:
         raise InputError(f"{path}: not a manifest that tracekit wrote ({error}); give another file") from None
 
 
-def mesh_of(parts: Iterable[str]) -> dict[str, int]:
-    """`dp_shard=64`, `dp_replicate=2,dp_shard=8` as sizes by axis, in mesh order.
+def mesh_of(parts: Iterable[str], strategy: str) -> dict[str, int]:
+    """`dp_shard=64`, `dp_replicate=2,dp_shard=8` or, for a strategy with one axis, `64`: sizes by axis, in mesh order.
+
+    Where a strategy has one axis, the other data-parallel name is taken for it: DDP's ranks are replicas, ZeRO's shard.
 
     Raises:
-        UsageError: a part is no axis with a positive size.
+        UsageError: a part is no axis with a positive size, or the strategy has no such axis.
     """
-    mesh: dict[str, int] = {}
+    axes, mesh = find(strategy).axes, dict[str, int]()
     for part in (piece.strip() for text in parts for piece in text.split(",")):
-        axis, _, size = part.partition("=")
-        if axis not in ("dp_replicate", SHARD, "tp") or not size.isdecimal() or not 0 < int(size) <= 10**6:
+        axis, _, size = part.rpartition("=")
+        axis = axis or (axes[0] if len(axes) == 1 else "")
+        if axis not in _AXES or not size.isdecimal() or not 0 < int(size) <= 10**6:
             raise UsageError(f"--mesh {part} is no axis with a size: give dp_shard=64, dp_replicate=2 or tp=8")
         if axis in mesh:
             raise UsageError(f"--mesh names {axis} twice; give each axis once")
         mesh[axis] = int(size)
-    return {axis: mesh[axis] for axis in ("dp_replicate", SHARD, "tp") if axis in mesh}
+    if len(axes) == 1 and len(mesh) == 1 and not mesh.keys() & {*axes, TENSOR}:
+        mesh = {axes[0]: mesh.popitem()[1]}
+    if not mesh.keys() <= {*axes}:
+        able = [name for name, other in STRATEGIES.items() if mesh.keys() <= {*other.axes}]
+        advice = f"; {' and '.join(able)} have these" if able else ""
+        raise UsageError(f"--mesh: {strategy} has {' and '.join(axes)}, not {' and '.join(mesh)}{advice}")
+    return {axis: mesh[axis] for axis in _AXES if axis in mesh}
 
 
 def _from_header(header: bytes, length: int, path: Path) -> Iterable[Parameter]:

@@ -221,8 +221,9 @@ def _reduce(
     repeated = named.MICRO_BATCHES if place[2] != min(synced) else None
     part = numel // ranks
     yield Call(*place, "reduce_scatter", SHARD, ranks, dtype, numel, part, own, own_bytes, term=repeated)
-    waits = not option(manifest, "all_reduce_every_micro_batch", default=True) and place[2] != max(synced)
-    if copies > 1 and not waits:
+    if copies == 1:
+        return
+    if place[2] == max(synced) or option(manifest, "all_reduce_every_micro_batch", default=True):
         yield Call(*place, "all_reduce", REPLICATE, copies, dtype, part, part, term=repeated or named.REPLICATED)
 
 
