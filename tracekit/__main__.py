@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # typing's own costs as much as Python's start
@@ -13,6 +14,8 @@ def main() -> NoReturn:
     """Runs the command line and ends the process with its exit code; the version is told before Typer is imported."""
     if sys.argv[1:] == ["--version"] and _tells_version():
         sys.exit(0)
+    # numpy's BLAS would start a thread for each core as it is loaded, and nothing here multiplies matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from tracekit.cli import main as run_command_line
 
     run_command_line()

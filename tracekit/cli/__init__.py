@@ -16,13 +16,13 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from tracekit import __version__
-from tracekit.cli import demo, plan, predict, record, report, show, view
 from tracekit.errors import TracekitError
 from tracekit.text import plain_line
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
 __all__ = ["main"]
+
+#: Each is a module here that adds itself to the program, in the order of the help.
+COMMANDS = ("demo", "record", "report", "show", "plan", "predict", "view")
 
 _WRONG_INPUT = 2
 _OWN_FAULT = 3
@@ -48,23 +51,12 @@ class _Ended(BaseException):
         self.number = number
 
 
-app = typer.Typer(
-    name="tracekit",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"tracekit {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def tracekit(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -76,8 +68,23 @@ def tracekit(
     """
 
 
-for module in (demo, record, report, show, plan, predict, view):
-    module.add_to(app)
+def _app(args: Sequence[str]) -> typer.Typer:
+    """The program with the command that `args` begin with, or with all of them where help or a refusal lists them.
+
+    Importing and building the others would take longer than many a table does.
+    """
+    made = typer.Typer(
+        name="tracekit",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(tracekit)
+    for name in args[:1] if args and args[0] in COMMANDS else COMMANDS:
+        import_module(f"tracekit.cli.{name}").add_to(made)
+    return made
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -143,7 +150,7 @@ def _sentence_of(error: BaseException) -> str:
 
 def _invoke(args: Sequence[str]) -> int:
     """Runs the command that `args` name. Typer's own main is not used: it would print errors its way."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(_app(args))
     try:
         with command.make_context("tracekit", list(args)) as context:
             command.invoke(context)
