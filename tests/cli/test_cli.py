@@ -181,7 +181,7 @@ def test_a_command_may_answer_no(monkeypatch):
     def check() -> None:
         raise typer.Exit(1)
 
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli, "_app", lambda _: app)
     assert cli.run([]) == CODES["no"]
 
 

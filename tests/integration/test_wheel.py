@@ -30,6 +30,15 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("tracekit", "runners", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 USERS_OWN = ("analysis", "runners", "traces", "tests", "strategies", "models", "data", "options")
 TIMEOUT_S = 240
+# What the loop in the README takes for granted.
+TRAINING = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = [torch.ones(2, 4)] * 8
+forward = model.forward
+model.forward = lambda batch: forward(batch).sum()
+"""
 # Records three steps, and prints what is there beside torch, what torch needs, and the standard library.
 RECORDING = """
 import json
@@ -149,6 +158,10 @@ def surroundings(python):
     return kept | {"PATH": f"{python.parent}:{os.environ['PATH']}"}
 
 
+def snippets():
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
 def test_it_brings_one_package_and_the_training_programs_in_it(python):
     (site,) = python.parents[1].glob("lib/python*/site-packages")
     assert sorted(path.name for path in site.iterdir() if path.is_dir() and "dist-info" not in path.name) == [
@@ -172,6 +185,29 @@ def test_both_names_of_the_program(run):
     assert "overlap" in run("python", "-m", "tracekit", "show", "overlap", "traces/fsdp2")
 
 
+def test_demo(run, folder):
+    run("tracekit", "demo", "--out", "out/demo")
+    report = folder / "out" / "demo" / "report"
+    assert {path.name for path in report.iterdir()} == {"report.html", "report.json", "trace.pftrace"}
+
+
+def test_record_and_report_and_show(run, folder):
+    run("tracekit", "record", "--strategy", "ddp", "--model", "nano", "--seq-len", "16", "--out", "out/ddp")
+    assert (folder / "out" / "ddp" / "manifest.json").is_file()
+    assert "all_reduce" in run("tracekit", "show", "volume", "out/ddp", "--format", "csv")
+    run("tracekit", "report", "out/ddp", "-o", "out/report")
+    assert (folder / "out" / "report" / "report.html").is_file()
+
+
+def test_the_options_of_a_strategy(run):
+    assert "--reshard-after-forward" in run("tracekit", "record", "--strategy", "fsdp2", "--list-options")
+
+
+def test_a_plan_and_its_proof(run):
+    size = ("--strategy", "fsdp2", "--model", "tiny", "--mesh", "dp_shard=8")
+    assert "collectives a step" in run("tracekit", "plan", *size, "--prove")
+
+
 def test_a_launch_script_finds_its_program(run, python, folder):
     (site,) = python.parents[1].glob("lib/python*/site-packages")
     script = site / "tracekit" / "_runners" / "launch" / "single_node.sh"
@@ -183,12 +219,20 @@ def test_view(python, folder):
     command = [python.parent / "tracekit", "view", "traces/fsdp2", "--no-browser"]
     with subprocess.Popen(command, cwd=folder, env=surroundings(python), stdout=subprocess.PIPE, text=True) as server:
         try:
-            address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())[0]
-            assert b"Perfetto" in urllib.request.urlopen(address, timeout=TIMEOUT_S).read()
-            assert len(urllib.request.urlopen(f"{address}localtrace", timeout=TIMEOUT_S).read()) > 1000
+            address = re.search(r"(http://127\.0\.0\.1:\d+)(/\S*)", server.stdout.readline())
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with browser.open(address[0].partition("#")[0], timeout=TIMEOUT_S) as page:
+                assert b"Perfetto" in page.read()
+            with browser.open(f"{address[1]}/localtrace", timeout=TIMEOUT_S) as trace:
+                assert len(trace.read()) > 1000
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(TIMEOUT_S) in {0, 130}
+
+
+def test_the_snippets_of_the_readme(run):
+    assert snippets()
+    run("python", "-c", "\n".join([TRAINING, *snippets()]))
 
 
 def test_in_a_training_image_the_recorder_needs_torch_alone(image, folder):
