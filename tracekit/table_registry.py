@@ -31,7 +31,7 @@ class Table:
     `home` is `module:function` of a function of a run; its columns are that module's `FUNCTION_SCHEMA`, and what it can
     be grouped by its `FUNCTION_BY`, if there is one. Or `home` is an attribute of the run (`run.steps`), and `columns`
     names the schema. `needs` tells whether the rows of a rank are made from that rank's file alone. A table that is not
-    `in_report` is left out of report.json.
+    `in_report` is left out of report.json, HTA's unless they are asked for.
     """
 
     name: str
@@ -161,9 +161,9 @@ TABLES = [
     Table("memory", f"{_AT}memory:memory", "memory over time, by category"),
     Table("peak", f"{_AT}memory:peak", "what memory held at its highest"),
     Table("model-states", f"{_AT}memory:model_states", "what a device must hold at least, beside what it held"),
-    Table("hta-breakdown", f"{_AT}hta:temporal_breakdown", "HTA's idle, compute and other time"),
-    Table("hta-idle", f"{_AT}hta:idle", "HTA's causes of idle time"),
-    Table("hta-kernels", f"{_AT}hta:kernel_breakdown", "HTA's time by kernel"),
+    Table("hta-breakdown", f"{_AT}hta:temporal_breakdown", "HTA's idle, compute and other time", in_report=False),
+    Table("hta-idle", f"{_AT}hta:idle", "HTA's causes of idle time", in_report=False),
+    Table("hta-kernels", f"{_AT}hta:kernel_breakdown", "HTA's time by kernel", in_report=False),
 ]
 
 

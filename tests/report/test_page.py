@@ -44,8 +44,8 @@ class Page(HTMLParser):
         return [attributes[name] for _, attributes in self.tags if name in attributes]
 
 
-def page_of(*runs):
-    return Page(dashboard([analyse(run, run.name) for run in runs]))
+def page_of(*runs, hta=False):
+    return Page(dashboard([analyse(run, run.name, hta=hta) for run in runs]))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,13 @@ def test_nothing_in_the_page_asks_for_anything(page):
     assert "http" not in policy
     for spec in page.charts.values():
         assert '"url"' not in json.dumps(spec)
+
+
+def test_what_hta_says_is_there_when_asked_for():
+    assert "Temporal breakdown" in page_of(fake_run(num_steps=1), hta=True).text
+    without = page_of(fake_run(num_steps=1)).text
+    assert "Temporal breakdown" not in without
+    assert any("tracekit report --hta" in text for text in without)
 
 
 def test_one_run_alone_is_not_compared():

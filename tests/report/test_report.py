@@ -11,6 +11,7 @@ import tracekit
 from tracekit import table_registry
 from tracekit.errors import UsageError
 from tracekit.model.device_time import compute_cover
+from tracekit.report.sections import HTA
 from tracekit.report.write import analyse, write_report
 from tracekit.table_registry import Table
 
@@ -115,5 +116,7 @@ def test_no_run_is_one_sentence(tmp_path):
 def test_the_report_holds_every_table_but_those_of_single_events(tmp_path):
     report = write_report([fake_run()], tmp_path / "out")
     held = set(json.loads(report.json.read_bytes())["runs"][0]["tables"])
-    # Per-event tables stay out: trace.pftrace has every event.
-    assert set(table_registry.names()) - held == {"events", "work", "allocations"}
+    # Per-event tables stay out: trace.pftrace has every event. HTA's are there when asked for.
+    assert set(table_registry.names()) - held == {"events", "work", "allocations", *HTA.tables}
+    report = write_report([fake_run()], tmp_path / "with", hta=True)
+    assert set(json.loads(report.json.read_bytes())["runs"][0]["tables"]) == held | set(HTA.tables)

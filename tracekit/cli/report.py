@@ -31,6 +31,7 @@ def command(
     force: ForceOption = False,
     cycle: CycleOption = None,
     no_cache: NoCacheOption = False,
+    hta: Annotated[bool, typer.Option("--hta", help="Add what HolisticTraceAnalysis says of the same trace.")] = False,
 ) -> None:
     """Write the dashboard (report.html), its numbers (report.json) and a Perfetto trace (trace.pftrace).
 
@@ -46,7 +47,7 @@ def command(
             tell(f"reading {path}")
             opened.append(tracekit.open(path, cache=not no_cache, cycle=cycle))
         tell(f"writing {output}")
-        paths = write_report(opened, output, force=force)
+        paths = write_report(opened, output, force=force, hta=hta)
     tell_report(paths)
 
 

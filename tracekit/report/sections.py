@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tracekit.report import chart_rows, chart_specs, wording
@@ -77,7 +77,9 @@ class Outline:
 
 def sections(runs: list[Analysed]) -> list[Section]:
     """The sections of the page in reading order; with several runs, they come side by side first."""
-    return [*_compared(runs), *(_section(runs, outline) for outline in OUTLINES)]
+    asked = all(name in run.tables for run in runs for name in HTA.tables)
+    hta = _section(runs, HTA) if asked else Section(HTA.key, HTA.title, _WITHOUT_HTA, [])
+    return [*_compared(runs), *(_section(runs, outline) for outline in OUTLINES), hta]
 
 
 def file_tables(run: Analysed) -> list[Table]:
@@ -111,14 +113,13 @@ def trusted(text: str) -> Any:
 
 def _section(runs: list[Analysed], outline: Outline) -> Section:
     charts = [_figures(runs, name) for name in outline.charts]
-    panels = [
-        Panel(
-            run.name,
-            [figure for figures in charts if (figure := figures[i])],
-            [first_rows(run.tables[name], title) for name, title in outline.tables.items()],
-        )
-        for i, run in enumerate(runs)
-    ]
+    panels: list[Panel] = []
+    for i, run in enumerate(runs):
+        figures = [figure for of_runs in charts if (figure := of_runs[i])]
+        tables = [first_rows(run.tables[name], title) for name, title in outline.tables.items()]
+        # A section without charts shows something before it is clicked.
+        opened = [replace(tables[0], open=True), *tables[1:]] if not charts else tables
+        panels.append(Panel(run.name, figures, opened))
     return Section(outline.key, outline.title, outline.question, panels)
 
 
@@ -221,19 +222,24 @@ OUTLINES = [
         ("memory", "peak"),
         {"model-states": "The model states, part by part", "peak": "The peak, part by part", "memory": "Every change"},
     ),
-    Outline(
-        "hta",
-        "What HTA says",
-        "The same trace through HolisticTraceAnalysis, as a second opinion. To HTA, waits are not idle time.",
-        (),
-        {
-            "hta-breakdown": "Temporal breakdown",
-            "hta-idle": "Idle time by cause",
-            "hta-kernels": "Longest-running work",
-        },
-    ),
 ]
 """The sections of the page, in reading order."""
+
+HTA = Outline(
+    "hta",
+    "What HTA says",
+    "The same trace through HolisticTraceAnalysis, as a second opinion. To HTA, waits are not idle time.",
+    (),
+    {
+        "hta-breakdown": "Temporal breakdown",
+        "hta-idle": "Idle time by cause",
+        "hta-kernels": "Longest-running work",
+    },
+)
+"""The section that is made only when asked for: HTA takes as long as all the rest."""
+_WITHOUT_HTA = (
+    "HolisticTraceAnalysis' view of the same trace takes as long as all the rest: tracekit report --hta adds it."
+)
 
 _FILES = {
     "ranks": "Files and ranks",

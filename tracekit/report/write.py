@@ -12,7 +12,7 @@ from tracekit.export.perfetto import write_trace
 from tracekit.report.chart_rows import run_names
 from tracekit.report.description import description, summary
 from tracekit.report.page import dashboard
-from tracekit.report.sections import Analysed
+from tracekit.report.sections import HTA, Analysed
 from tracekit.report.sentences import sentences
 
 if TYPE_CHECKING:
@@ -36,22 +36,23 @@ class ReportPaths(NamedTuple):
     sentences: list[str]
 
 
-def write_report(runs: list[Run], out: Path, *, force: bool = False) -> ReportPaths:
+def write_report(runs: list[Run], out: Path, *, force: bool = False, hta: bool = False) -> ReportPaths:
     """Write report.html, report.json and trace.pftrace into the folder `out`; all of them or none.
 
     report.json is ``{"format": 1, "runs": [{"name", "facts", "summary", "verdicts", "tables": {name:
     rows}}]}``: times in ns and sizes in bytes, whole; null where unknown. Several runs share one trace, a
-    process a run and rank.
+    process a run and rank. With `hta`, the page and report.json also hold what HTA says.
 
     Raises:
-        UsageError: there is no run, or a file exists already and `force` was not given, or cannot be written.
+        UsageError: there is no run, a file exists already and `force` was not given or it cannot be written, or HTA is
+            asked for and not installed.
     """
     if not runs:
         raise UsageError("a report needs at least one run: name a folder that holds one")
     paths = [out / name for name in (HTML_NAME, JSON_NAME, TRACE_NAME)]
     with ExitStack() as stack:
         html, numbers, trace = (stack.enter_context(replacing(path, force=force)) for path in paths)
-        analysed = [analyse(run, name) for run, name in zip(runs, run_names(runs), strict=True)]
+        analysed = [analyse(run, name, hta=hta) for run, name in zip(runs, run_names(runs), strict=True)]
         html.write_text(dashboard(analysed), encoding="utf-8")
         with numbers.open("wb") as stream:
             write_numbers(analysed, stream)
@@ -61,9 +62,10 @@ def write_report(runs: list[Run], out: Path, *, force: bool = False) -> ReportPa
     return ReportPaths(paths[0], paths[1], paths[2], said)
 
 
-def analyse(run: Run, name: str) -> Analysed:
-    """All that a report says of the run."""
-    kept = {table.name: run.table(table.name) for table in table_registry.TABLES if table.in_report}
+def analyse(run: Run, name: str, *, hta: bool = False) -> Analysed:
+    """All that a report says of the run; with HTA's tables where `hta` is set."""
+    names = [table.name for table in table_registry.TABLES if table.in_report]
+    kept = {table: run.table(table) for table in (*names, *(HTA.tables if hta else ()))}
     return Analysed(run, name, description(run), summary(run), sentences(run), kept)
 
 
