@@ -1,4 +1,4 @@
-"""What can go wrong that a user can mend.
+"""Errors that a user can fix.
 
     TracekitError        exit 2
     ├── InputError       a file or folder is not what it should be
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class TracekitError(Exception):
-    """Something that the user can mend; the message says how."""
+    """An error that the user can fix; the message says how."""
 
     exit_code = 2
 

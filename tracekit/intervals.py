@@ -89,5 +89,5 @@ def _contains(a: Intervals, points: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def _select(points: IntArray, keep: npt.NDArray[np.bool_]) -> Intervals:
-    """Join the elementary segments between neighbouring points that are kept."""
+    """Return the union of the elementary segments between neighbouring points where `keep` is true."""
     return union(points[:-1][keep], points[1:][keep]) if points.size else EMPTY

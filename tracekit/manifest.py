@@ -44,7 +44,7 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """dtypes in torch's spelling ("bfloat16"); null where the strategy leaves them as stored."""
+    """dtypes in torch's spelling ("bfloat16"); None where the strategy leaves them as stored."""
 
     param_dtype: str | None = None
     reduce_dtype: str | None = None
@@ -52,7 +52,7 @@ class Precision(msgspec.Struct, frozen=True):
     storage_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no type of torch's."""
+        """Refuse a dtype that torch does not have."""
         for dtype in (self.param_dtype, self.reduce_dtype, self.buffer_dtype, self.storage_dtype):
             _require_dtype(dtype)
 
@@ -69,7 +69,7 @@ class Parameter(msgspec.Struct, frozen=True):
     tied_to: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no type of torch's."""
+        """Refuse a dtype that torch does not have."""
         _require_dtype(self.dtype)
 
 
@@ -82,7 +82,7 @@ class Buffer(msgspec.Struct, frozen=True):
     numel: Numel
 
     def __post_init__(self) -> None:
-        """Refuse what is no type of torch's."""
+        """Refuse a dtype that torch does not have."""
         _require_dtype(self.dtype)
 
 
@@ -95,7 +95,7 @@ class Flat(msgspec.Struct, frozen=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One wrapped unit, in wrap order; `reshard_after_forward` null means the strategy's default."""
+    """One wrapped unit, in wrap order; `reshard_after_forward` of None means the strategy's default."""
 
     name: str
     reshard_after_forward: bool | Ranks | None = None
@@ -123,7 +123,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class RankInfo(msgspec.Struct, frozen=True):
-    """What one rank says of itself."""
+    """One rank: its process, device, state and traces."""
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=_MOST_RANKS)]
     host: str | None = None
@@ -168,7 +168,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class _Options(msgspec.Struct, frozen=True):
-    """Those options that plans calculate with, as the manifest has them; null is their default."""
+    """The options that plans calculate with, as the manifest has them; None is their default."""
 
     reduce_bucket_size: Measure | None = None
     bucket_mb: Measure | None = None
@@ -183,7 +183,7 @@ class _Options(msgspec.Struct, frozen=True):
     grad_accum_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no type of torch's."""
+        """Refuse a dtype that torch does not have."""
         _require_dtype(self.grad_accum_dtype)
 
 
@@ -194,7 +194,7 @@ class _Calculated(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct):
-    """What tells whose manifest it is, whatever the types of the rest: other programs write a manifest.json too."""
+    """The fields that identify the writer, whatever the rest holds: other programs write a manifest.json too."""
 
     format: Any = None
     strategy: Any = None
@@ -208,9 +208,9 @@ class _Head(msgspec.Struct):
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a run folder, with what each rank wrote of itself folded in.
+    """Return the manifest of a run folder, with the entries that ranks wrote in files of their own.
 
-    Null where there is none, or where another program's file has its name (:func:`is_foreign`).
+    None where there is none, or where another program's file has its name (:func:`is_foreign`).
 
     Raises:
         InputError: the manifest is there but damaged, out of range, or of a later format.
@@ -232,10 +232,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file that is called like a manifest is another program's.
+    """Return whether a file of a manifest's name is another program's.
 
     Raises:
-        InputError: it cannot be read, or is no JSON.
+        InputError: it cannot be read, or is not JSON.
     """
     return not _head(_bytes(path), path).is_ours
 

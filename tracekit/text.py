@@ -1,4 +1,4 @@
-"""Text that comes from files, made fit to print: traces and manifests are not trusted to name things kindly."""
+"""Text from files, escaped and cut so that it can be printed: names in traces and manifests are not trusted."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _LONGEST_LINE = 4_000
 
 
 def plain(text: str) -> str:
-    """The name with what does not print spelt out, cut to a readable length."""
+    """Return the name, unprintable characters escaped, cut to a readable length."""
     return _printable(text, _LONGEST_NAME)
 
 
 def plain_line(text: str) -> str:
-    """The same for a path or a sentence, whose names may have been cut already: one line of any sensible length."""
+    """Return a path or sentence, escaped likewise, as one line of at most some thousand characters."""
     return _printable(text, _LONGEST_LINE)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`did you mean X? (there are A, B, C)`, or the list alone where nothing is near."""
+    """Return `did you mean X? (there are A, B, C)`, or the list alone where no name is close."""
     from difflib import get_close_matches
 
     names = list(known)

@@ -7,7 +7,7 @@
 
 This package needs torch and the standard library only, so that it runs inside a bare training image.
 
-    RecordError(RuntimeError)     what the caller can put right, told in one sentence
+    RecordError(RuntimeError)     what the caller can fix, in one sentence
     └── RunExistsError            the folder holds a run and `overwrite` is off
     Terminated(SystemExit)        raised in the main thread by SIGTERM, so that the trace so far is written
 """

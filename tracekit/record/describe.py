@@ -1,4 +1,4 @@
-"""The model, as the manifest tells it: parameters by their full shapes, wrap units, mesh, precision, versions."""
+"""The model as the manifest describes it: parameters by their full shapes, wrap units, mesh, precision, versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMETRIZED = "parametrizations"
 
 @dataclass(frozen=True)
 class Precision:
-    """dtypes in torch's spelling without the module ("bfloat16"); null where the strategy does not say."""
+    """dtypes in torch's spelling without the module ("bfloat16"); None where the strategy leaves it."""
 
     param_dtype: str | None = None
     reduce_dtype: str | None = None
@@ -78,9 +78,9 @@ def is_compiled(module: torch.nn.Module) -> bool:
 def find_units(model: torch.nn.Module) -> list[tuple[Unit, list[str]]]:
     """The units in wrap order, each with the names of its modules; the root unit "" is last.
 
-    With FSDP2 they are what was given to `fully_shard`, and the setting is null where torch decides (it frees every
+    With FSDP2 they are what was given to `fully_shard`, and the setting is None where torch decides (it frees every
     unit after forward but the root); several modules wrapped as one are one unit, named as in torch's annotations.
-    With FSDP1 they are what it wraps, and null is FULL_SHARD, which does the same. Without wrapping they are the
+    With FSDP1 they are what it wraps, and None is FULL_SHARD, which does the same. Without wrapping they are the
     blocks: the elements of the outermost ModuleLists.
     """
     flat_units = [(name, flat.state(module)) for name, module in named_modules(model) if flat.state(module)]
@@ -148,8 +148,8 @@ def placements(parameter: Any) -> dict[str, Any]:
     if not hasattr(parameter, "placements"):
         return {}
     names = _axis_names(parameter.device_mesh)
-    told = dict(zip(names, (_placement(placement) for placement in parameter.placements), strict=True))
-    return {"placements": told, "local_shape": [int(size) for size in parameter.to_local().shape]}
+    by_axis = dict(zip(names, (_placement(placement) for placement in parameter.placements), strict=True))
+    return {"placements": by_axis, "local_shape": [int(size) for size in parameter.to_local().shape]}
 
 
 def _placement(placement: Any) -> str:

@@ -1,4 +1,4 @@
-"""What can go wrong in a recording and can be put right by the caller, one sentence each."""
+"""Errors of a recording that the caller can fix, one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FSDP1's flat parameters: which parameters with which full shapes lie in them, and how much padding."""
+"""FSDP1's flat parameters: the parameters in them with their full shapes, and the padding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 def state(module: torch.nn.Module) -> Any:
-    """The module itself if FSDP1 wraps it, else null. By the name, so that nothing is imported for the question."""
+    """The module itself if FSDP1 wraps it, else None; recognised by the class name, which needs no import."""
     return module if type(module).__name__ == "FullyShardedDataParallel" else None
 
 
 def reshard_setting(wrapped: Any) -> bool | None:
-    """Null where units are freed after forward but the root (FULL_SHARD), false where they stay (SHARD_GRAD_OP)."""
+    """None where units but the root are freed after forward (FULL_SHARD), False where they stay (SHARD_GRAD_OP)."""
     # FULL_SHARD and HYBRID_SHARD free units, SHARD_GRAD_OP and _HYBRID_SHARD_ZERO2 do not.
     return None if wrapped.sharding_strategy.name in ("FULL_SHARD", "HYBRID_SHARD") else False
 
@@ -31,11 +31,11 @@ def full_shapes(model: torch.nn.Module) -> dict[int, list[int]]:
 
 
 def sizes(module: torch.nn.Module) -> dict[str, int] | None:
-    """Elements of a unit's flat parameter; null without one.
+    """Elements of a unit's flat parameter; None without one.
 
-    numel: as gathered, a multiple of the ranks. shard_numel: of one rank. padding_numel: what numel has beyond the
-    parameters; align_padding_numel: the part of it that torch laid out itself, to start parameters at 16 bytes and to
-    divide the whole by the ranks.
+    numel: as gathered, a multiple of the ranks. shard_numel: of one rank. padding_numel: numel without the elements of
+    parameters; align_padding_numel: the part of it that torch adds to align parameters to 16 bytes and to divide the
+    whole by the ranks.
     """
     flat: Any = _flat_parameter(module)
     if flat is None:
@@ -53,7 +53,7 @@ def sizes(module: torch.nn.Module) -> dict[str, int] | None:
 
 
 def mixed_precision(module: torch.nn.Module) -> Any:
-    """The unit's MixedPrecision, null without one."""
+    """The unit's MixedPrecision, None without one."""
     return getattr(module, "mixed_precision", None)
 
 

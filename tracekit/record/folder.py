@@ -1,4 +1,4 @@
-"""The run folder on disk: its names, the refusal of a folder in use, and files that appear whole or not at all.
+"""The run folder on disk: its file names, the refusal of a folder in use, and files that are written atomically.
 
 manifest.json                 the run, written by rank 0
 rank<r>.json.gz               the trace of a rank (with several cycles: cycle<c>/rank<r>.json.gz)
@@ -20,7 +20,7 @@ from tracekit.record.errors import RecordError, RunExistsError
 MANIFEST = "manifest.json"
 RUN_PATTERNS = ("manifest.json", "rank*.json.gz", "rank*.meta.json", "cycle*/rank*.json.gz")
 TEMPORARY_PATTERNS = (".*.tmp", "cycle*/.*.tmp")
-# A trace shrinks to a sixteenth; zlib's default of 6 wins 7 % more for a quarter more time, 1 loses 30 %.
+# A trace is compressed sixteen fold; zlib's default of 6 gains 7 % for a quarter more time, 1 loses 30 %.
 COMPRESSION_LEVEL = 5
 
 
@@ -65,13 +65,13 @@ def claim(folder: Path, overwrite: bool) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` as indented JSON; the file appears whole under its name. Raises OSError."""
+    """Writes `value` as indented JSON, atomically. Raises OSError."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-    _appear(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    _write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or null where there is none that can be read."""
+    """The object in `path`, or None where there is none that can be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -80,12 +80,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_trace(path: Path, export: Callable[[str], Any]) -> None:
-    """Compresses what `export(plain_path)` writes into `path`, which appears whole. Raises OSError."""
+    """Compresses what `export(plain_path)` writes into `path`, atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = path.with_name(f".{path.name}.plain.tmp")
     try:
         export(str(plain))
-        _appear(path, lambda temporary: _compress(plain, temporary))
+        _write_atomically(path, lambda temporary: _compress(plain, temporary))
     finally:
         plain.unlink(missing_ok=True)
 
@@ -95,7 +95,7 @@ def _compress(plain: Path, compressed: Path) -> None:
         shutil.copyfileobj(source, target, 1 << 20)
 
 
-def _appear(path: Path, write: Callable[[Path], Any]) -> None:
+def _write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Writes beside `path` and renames, so that a reader never sees half a file, not even after a kill."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:

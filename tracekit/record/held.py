@@ -42,7 +42,7 @@ def _new_storages(tensors: Iterable[torch.Tensor], seen: set[tuple[str, int]]) -
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The local shard of a DTensor (known by its method, so that torch.distributed.tensor is not imported for it)."""
+    """The local shard of a DTensor, recognised by its method so that torch.distributed.tensor is not imported."""
     to_local = getattr(tensor.detach(), "to_local", None)
     return to_local() if to_local else tensor
 

@@ -75,7 +75,7 @@ class GradOrder:
         ]
 
     def stop(self) -> list[str] | None:
-        """Removes the hooks; null when none fired."""
+        """Removes the hooks and returns the names; None when none fired."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

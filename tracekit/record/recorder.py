@@ -29,8 +29,8 @@ ACTIONS: dict[State, ProfilerAction] = {
     "active": ProfilerAction.RECORD,
     "last": ProfilerAction.RECORD_AND_SAVE,
 }
-# How long rank 0 waits for the other ranks' last words. After an error they may hang in a collective until rank 0 is
-# gone, so waiting is of no use; readers find their files anyway.
+# How long rank 0 waits for the other ranks' final meta files. After an error they may hang in a collective until rank 0
+# is gone, so waiting does not help; readers find their files anyway.
 PATIENCE_S, PATIENCE_AFTER_ERROR_S = 30.0, 0.5
 # Characters of an exception's text that the manifest keeps.
 MAX_REASON = 200
@@ -47,8 +47,8 @@ class Recorder:
     whose hooks would be compiled too; modules that `Module.compile` compiled are left out by themselves.
 
     Raises RunExistsError on every rank when any rank's folder holds a run and `overwrite` is off; RecordError when the
-    recording cannot start for another reason. Once it has started, a trace that cannot be written is a warning and told
-    in the manifest; the training goes on.
+    recording cannot start for another reason. Once it has started, a trace that cannot be written is a warning and an
+    entry of the manifest; the training goes on.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Recorder:
         self._team = team.join()
         self._meta = results.Meta(self._team, self.schedule, *describe.device_of(self._model))
         self._meta.content["held_bytes"] = held_bytes(self._model, self._optimizer, self._held)
-        self._facts = self._describe()
+        self._description = self._describe()
         self._everyone = self._claim()
-        self._facts["run_id"] = self._meta.content["run_id"]
+        self._description["run_id"] = self._meta.content["run_id"]
         self._write(manifest=True)
         self._marks = self._make_marks()
         self._grad_order = GradOrder([(describe.clean_name(n), p) for n, p in self._model.named_parameters()])
@@ -194,8 +194,8 @@ class Recorder:
             profile_memory=True,
             with_stack=self._with_stack,
         )
-        about = {"run_id": self._facts["run_id"], "rank": self._team.rank}
-        profiler.preset_metadata_json("tracekit", json.dumps(about))
+        metadata = {"run_id": self._description["run_id"], "rank": self._team.rank}
+        profiler.preset_metadata_json("tracekit", json.dumps(metadata))
         return profiler
 
     def _is_active(self, step: int) -> bool:
@@ -212,7 +212,7 @@ class Recorder:
 
     def _stop_watching_gradients(self) -> None:
         if self._grad_order is not None:
-            self._facts["grad_order"] = self._grad_order.stop()
+            self._description["grad_order"] = self._grad_order.stop()
             self._grad_order = None
 
     def _export(self, profiler: profile) -> None:
@@ -228,7 +228,7 @@ class Recorder:
         self._write(manifest=False)
 
     def _finish(self, reason: str | None) -> None:
-        """Stops recording for good: an open window is written as it is; `reason` tells why, null at the regular end."""
+        """Stops recording for good: an open window is written as it is; `reason` says why, None at the regular end."""
         if self._profiler is None:
             return
         profiler, self._profiler, self._cut = self._profiler, None, reason
@@ -238,18 +238,18 @@ class Recorder:
             profiler.__exit__(None, None, None)
         except RuntimeError as error:
             warnings.warn(f"the profiler could not be stopped on rank {self._team.rank}: {error}", stacklevel=2)
-        self._facts["step_times"] = self._times.summary()
+        self._description["step_times"] = self._times.summary()
         if self._learned is not None and self._num_done:
-            self._facts |= _as_json(self._learned())
+            self._description |= _as_json(self._learned())
         self._meta.end(reason)
         self._write(manifest=True)
 
     def _write(self, *, manifest: bool) -> None:
-        """Writes this rank's meta, and the manifest with what is known of all ranks if this is rank 0 and asked for."""
+        """Writes this rank's meta and, if this is rank 0 and `manifest`, the manifest with the metas known so far."""
         try:
             self._meta.write(self.path)
             if manifest and self._team.rank == 0:
-                results.write_manifest(self.path, self._facts, self._everyone)
+                results.write_manifest(self.path, self._description, self._everyone)
         except OSError as error:
             warnings.warn(f"{self.path}: the run's description could not be written ({error})", stacklevel=2)
 

@@ -1,4 +1,4 @@
-"""What a recording writes beside its traces: a rank's meta file, rank 0's manifest, and the step times."""
+"""Files beside the traces of a recording: a rank's meta file and rank 0's manifest; and the step times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_STEP_TIMES = 1000
 class Meta:
     """A rank's entry of the manifest's `ranks`, in a file of its own from the start of the recording on.
 
-    Until a window is written its entry says that nothing was: a process that is killed leaves the truth behind.
+    Until a window is written its entry says that it was not, so that the file is right if the process is killed.
     """
 
     def __init__(self, team: Team, schedule: Schedule, device: str, device_name: str) -> None:
@@ -38,7 +38,7 @@ class Meta:
         }
 
     def add_trace(self, cycle: int, file: str | None, reason: str | None, last_done: int) -> None:
-        """Notes a window: `last_done` is the last step that ran to its end; a null reason means complete."""
+        """Notes a window: `last_done` is the last step that ran to its end; a reason of None means complete."""
         first, last = self._schedule.window(cycle)
         last = min(last, last_done)
         entry = unwritten(cycle, reason)
@@ -74,12 +74,12 @@ def unwritten(cycle: int, reason: str | None) -> dict[str, Any]:
     }
 
 
-def write_manifest(path: Path, facts: dict[str, Any], metas: list[dict[str, Any]]) -> None:
-    """Writes the manifest from the facts and every rank's meta as far as it is there. Raises OSError."""
+def write_manifest(path: Path, description: dict[str, Any], metas: list[dict[str, Any]]) -> None:
+    """Writes the manifest from the run's description and every rank's meta that is there. Raises OSError."""
     current = [_current(path, meta) for meta in metas]
     hosts = dict.fromkeys(meta["host"] for meta in current)
     devices = dict.fromkeys(meta["device_name"] for meta in current)
-    value = {"format": FORMAT} | facts | {"hosts": list(hosts), "devices": list(devices), "ranks": current}
+    value = {"format": FORMAT} | description | {"hosts": list(hosts), "devices": list(devices), "ranks": current}
     folder.write_json(path / folder.MANIFEST, value)
 
 
@@ -91,13 +91,13 @@ def wait_for_metas(path: Path, metas: list[dict[str, Any]], patience_s: float) -
 
 
 def _current(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """The rank's meta file if it is of the same run (a rank's folder need not be rank 0's), else what it said first."""
+    """The rank's meta file if it is of the same run (a rank's folder need not be rank 0's), else its first version."""
     found = folder.read_json(path / folder.meta_name(meta["rank"]))
     return found if found is not None and found.get("run_id") == meta["run_id"] else meta
 
 
 class StepTimes:
-    """Wall times of steps from one `step()` call's return to the next call, so that writing a trace is not in them."""
+    """Wall times of steps, from the return of one `step()` call to the next call, without the writing of traces."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -119,7 +119,7 @@ class StepTimes:
             self._unprofiled.append(elapsed_ns)
 
     def summary(self) -> dict[str, Any]:
-        """Times in ns, and the median profiled over the median unprofiled step; null where either is missing."""
+        """Times in ns, and the median profiled over the median unprofiled step; None where either is missing."""
         ratio = None
         if self._unprofiled and self._profiled:
             ratio = round(statistics.median(self._profiled) / statistics.median(self._unprofiled), 4)

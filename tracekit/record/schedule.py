@@ -1,4 +1,4 @@
-"""Which steps are recorded: wait, warm up, record, and the same again `repeat` times."""
+"""The schedule of a recording: wait, warm up, record, and the same again `repeat` times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Schedule:
         return self.cycle_steps * self.repeat
 
     def state(self, step: int) -> State:
-        """What the profiler does during `step`: `last` is the active step after which the window is written."""
+        """The state of the profiler during `step`: `last` is the active step after which the window is written."""
         if step >= self.num_steps:
             return "idle"
         offset = step % self.cycle_steps
@@ -50,7 +50,7 @@ class Schedule:
         return "last" if offset == self.cycle_steps - 1 else "active"
 
     def cycle(self, step: int) -> int | None:
-        """The cycle that `step` belongs to, null after the last one."""
+        """The cycle that `step` belongs to, None after the last one."""
         return step // self.cycle_steps if step < self.num_steps else None
 
     def window(self, cycle: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class Signals:
         self._pending: int | None = None
 
     def install(self) -> None:
-        """Takes both signals over; does nothing outside the main thread, where Python allows no handlers."""
+        """Installs handlers of both signals; does nothing outside the main thread, where Python allows no handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -48,12 +48,12 @@ class Signals:
                 signal.signal(number, self._handle)
 
     def restore(self) -> None:
-        """Gives the old handlers back, unless the program has set others meanwhile, and passes a waiting signal on."""
+        """Restores the old handlers, unless the program has set others meanwhile, and delivers a pending signal."""
         for number, old in self._old.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, old)
         self._old.clear()
-        # A signal after the first belongs to the same ending; one that came while the files were written is news.
+        # A signal after the first belongs to the same shutdown; one that arrived while files were written is a new one.
         if self._pending is not None and not self._raised:
             signal.raise_signal(self._pending)
 
@@ -75,7 +75,7 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # A forked data loader inherits the handler but records nothing: it goes the way it would have gone.
+            # A forked data loader inherits the handler but records nothing: the signal acts as it would without us.
             signal.signal(number, self._old.get(number, signal.SIG_DFL))
             signal.raise_signal(number)
             return

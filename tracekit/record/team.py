@@ -1,4 +1,4 @@
-"""Which rank this is, and what all ranks tell each other before the recording starts."""
+"""The ranks of a run: this one's number, and what all of them exchange before the recording starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracekit.record.errors import RecordError
 
 @dataclass(frozen=True)
 class Team:
-    """This process among the ranks of the run; `backend` is null without torch.distributed."""
+    """This process among the ranks of the run; `backend` is None without torch.distributed."""
 
     rank: int
     world_size: int
@@ -26,7 +26,7 @@ class Team:
 
 
 def join() -> Team:
-    """Raises RecordError in one of several processes that torch.distributed does not connect yet."""
+    """This process among its ranks. Raises RecordError in one of several that torch.distributed does not connect."""
     host, pid = platform.node() or "localhost", os.getpid()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         distributed = torch.distributed

@@ -1,4 +1,4 @@
-"""Which rank and cycle a file is, what is missing, and which cycle is read."""
+"""The rank and cycle of each file, what is missing, and the cycle that is read."""
 
 from __future__ import annotations
 

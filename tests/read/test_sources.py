@@ -1,4 +1,4 @@
-"""What lies in a folder beside traces costs no trace, and what cannot be a run is called by its kind."""
+"""Other files in a folder of traces cost no trace, and paths that cannot be a run are named by their kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that is no trace is called by what its bytes look like."""
+"""A file that is not a trace is named by the format of its first bytes."""
 
 from __future__ import annotations
 
