@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast coverage lint types pytest fuzz bench-read bench-analyse bench-process browser \
-  claims clean
+  docs-tables claims clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench-analyse: $(STAMP) ## time of analysing eight ranks, side by side with HTA
 
 bench-process: $(STAMP) ## time of whole commands, imports included, side by side with HTA
 	$(BIN)/python tests/bench/process.py
+
+docs-tables: $(STAMP) ## write docs/tables.md, the reference of all tables, from the registry
+	$(BIN)/python -m tracekit.export.table_reference docs/tables.md
 
 claims: $(STAMP) ## answer common claims about ZeRO's volume from recorded and proved numbers, in docs/claims.md
 	$(BIN)/python analysis/claims.py

@@ -31,7 +31,7 @@ class Table:
     `home` is `module:function` of a function of a run; its columns are that module's `FUNCTION_SCHEMA`, and what it can
     be grouped by its `FUNCTION_BY`, if there is one. Or `home` is an attribute of the run (`run.steps`), and `columns`
     names the schema. `needs` tells whether the rows of a rank are made from that rank's file alone. A table that is not
-    `in_report` is left out of report.json, HTA's unless they are asked for.
+    `in_report` is left out of report.json, HTA's unless they are asked for. `former` is a name that it had before.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Table:
     columns: str = ""
     needs: str = RANK
     in_report: bool = True
+    former: str = ""
 
     def make(self, run: Run, by: Sequence[str] = ()) -> pl.DataFrame:
         """The table of the run, grouped by the columns `by` where they are given.
@@ -84,8 +85,13 @@ def _load(place: str, **default: Any) -> Any:
 
 _MODEL, _AT = "tracekit.model.", "tracekit.analyzers."
 TABLES = [
-    Table("ranks", "run.ranks", "which files were read, and whose ranks they are", f"{_MODEL}run:RANKS_SCHEMA"),
-    Table("steps", "run.steps", "when each optimizer step ran, and whether it is whole", f"{_MODEL}steps:STEPS_SCHEMA"),
+    Table("ranks", "run.ranks", "the files that were read, and whose ranks they are", f"{_MODEL}run:RANKS_SCHEMA"),
+    Table(
+        "steps",
+        "run.steps",
+        "each optimizer step: when it ran, and whether it is complete",
+        f"{_MODEL}steps:STEPS_SCHEMA",
+    ),
     Table(
         "events",
         "run.events",
@@ -96,7 +102,7 @@ TABLES = [
     Table(
         "work",
         "run.work",
-        "everything that occupied a device",
+        "everything that occupied a device: kernels, copies, operators of a CPU run",
         f"{_MODEL}devices.work:WORK_SCHEMA",
         in_report=False,
     ),
@@ -117,50 +123,73 @@ TABLES = [
     Table(
         "repairs",
         "run.repairs",
-        "what was wrong with the files, and what was done about it",
+        "faults of the files, and what was done about them",
         "tracekit.read.traces:REPAIRS_SCHEMA",
     ),
-    Table("overlap", f"{_AT}overlap:overlap", "which communication was hidden behind compute"),
-    Table("hidden-by", f"{_AT}hidden_by:hidden_by", "which compute hid each piece of communication"),
-    Table("breakdown", f"{_AT}breakdown:breakdown", "what each step's time was spent on, to the nanosecond"),
-    Table("volume", f"{_AT}volume:volume", "what each step sent, beside what it should send"),
+    Table("overlap", f"{_AT}overlap:overlap", "communication hidden behind compute, and the exposed rest"),
+    Table("hidden-by", f"{_AT}hidden_by:hidden_by", "the compute that hid each collective", former="hiders"),
+    Table(
+        "breakdown",
+        f"{_AT}breakdown:breakdown",
+        "each step's time: compute, exposed communication, exposed copies, idle",
+    ),
+    Table("volume", f"{_AT}volume:volume", "what each step sent, beside the strategy's plan"),
     Table("totals", f"{_AT}volume:totals", "each step's volume: theory, plan, measured, and what the backend did"),
     Table("ledger", f"{_AT}ledger:ledger", "from theory to the trace in named terms that add up"),
     Table("backend", f"{_AT}volume:backend", "what the backend ran for each kind of collective"),
     Table(
-        "skew", f"{_AT}skew:skew", "each collective on all of its ranks: transfer, wait, who came last", needs=ALL_RANKS
+        "skew",
+        f"{_AT}skew:skew",
+        "each collective on all of its ranks: transfer, wait, the rank that came last",
+        needs=ALL_RANKS,
     ),
     Table(
         "stragglers",
         f"{_AT}skew:stragglers",
-        "how often each rank came last, and what that cost the others",
+        "ranks that came last: how often, and what that cost the others",
         needs=ALL_RANKS,
     ),
     Table(
         "mismatches",
         f"{_AT}skew:mismatches",
-        "where ranks recorded different numbers of one collective",
+        "collectives of which ranks recorded different numbers",
         needs=ALL_RANKS,
     ),
     Table(
         "clocks",
         f"{_AT}skew:clocks",
-        "how far the clocks of the hosts are apart, and how well that is known",
+        "offsets between the clocks of hosts, and their spread",
         needs=ALL_RANKS,
     ),
     Table("bandwidth", f"{_AT}bandwidth:bandwidth", "algorithm and bus bandwidth of each collective", needs=ALL_RANKS),
     Table("groups", f"{_AT}groups:groups", "the process groups and what each carried"),
-    Table("concurrency", f"{_AT}groups:concurrency", "which axes or groups communicate at the same time"),
-    Table("exposure", f"{_AT}exposure:exposure", "why each exposed nanosecond was exposed, and which knob changes it"),
-    Table("ideal", f"{_AT}exposure:ideal", "how short each step could be if all that can overlap did"),
+    Table(
+        "concurrency",
+        f"{_AT}groups:concurrency",
+        "axes or groups that communicate at the same time",
+        former="together",
+    ),
+    Table(
+        "exposure",
+        f"{_AT}exposure:exposure",
+        "exposed time by its cause, with advice",
+        former="blame",
+    ),
+    Table("ideal", f"{_AT}exposure:ideal", "length of each step if all that can overlap did", former="bound"),
     Table(
         "unclassified",
         f"{_AT}unclassified:unclassified",
         "device rows of unknown kind, and collectives known by name alone",
+        former="unknown",
     ),
     Table("memory", f"{_AT}memory:memory", "memory over time, by category"),
-    Table("peak", f"{_AT}memory:peak", "what memory held at its highest"),
-    Table("model-states", f"{_AT}memory:model_states", "what a device must hold at least, beside what it held"),
+    Table("peak", f"{_AT}memory:peak", "what memory held at its peak"),
+    Table(
+        "model-states",
+        f"{_AT}memory:model_states",
+        "the closed form's bytes of parameters, gradients and optimizer state, beside what was held",
+        former="floor",
+    ),
     Table("hta-breakdown", f"{_AT}hta:temporal_breakdown", "HTA's idle, compute and other time", in_report=False),
     Table("hta-idle", f"{_AT}hta:idle", "HTA's causes of idle time", in_report=False),
     Table("hta-kernels", f"{_AT}hta:kernel_breakdown", "HTA's time by kernel", in_report=False),
@@ -181,9 +210,11 @@ def find(name: str) -> Table:
     """The table of that name.
 
     Raises:
-        UsageError: there is none; the message offers the nearest name, or all of them.
+        UsageError: there is none; the message tells its present name, or offers the nearest one, or all of them.
     """
-    found = next((table for table in TABLES if table.name == name), None)
+    found = next((table for table in TABLES if name in (table.name, table.former)), None)
+    if found is not None and found.name != name:
+        raise UsageError(f"there is no table {name!r} any more: it is called {found.name} now")
     if found is None:
         raise UsageError(f"there is no table {name!r}: {suggestion(name, names())}")
     return found

@@ -45,7 +45,7 @@ def test_module_and_main_are_the_same_program():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tracekit {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["demo", "record", "report", "show", "predict", "view"])
+@pytest.mark.parametrize("command", ["demo", "record", "report", "show", "ledger", "predict", "view"])
 def test_every_command_explains_itself_with_an_example(command, capsys):
     assert cli.run([command, "--help"]) == CODES["done"]
     out = capsys.readouterr().out

@@ -66,6 +66,7 @@ def test_choosing_and_ordering(args, durations, capsys):
     ("args", "sentence"),
     [
         (["stepz", "x"], "there is no table 'stepz': did you mean steps? (there are ranks, steps, events, "),
+        (["blame", "x"], "there is no table 'blame' any more: it is called exposure now"),
         (["qqq", "x"], "there is no table 'qqq': there are ranks, steps, "),
         (["steps", "x", "--step", "9"], "--step 9 is not in this table, which has step 2, 3"),
         (["steps", "x", "--rank", "7"], "--rank 7 is not in this table, which has rank 0, 1"),
@@ -108,7 +109,7 @@ def test_dash_is_stdout(capsys):
 def test_the_table_for_people(capsys):
     assert cli.run(["show", "steps", "x", "--limit", "3"]) == 0
     out = capsys.readouterr().out
-    assert "steps of fsdp2: when each optimizer step ran" in out
+    assert "steps of fsdp2: each optimizer step: when it ran" in out
     assert "; 3 of 4 rows (--limit shows more)" in out
     assert "dur ns" in out
     assert "–" in out

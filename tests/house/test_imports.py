@@ -76,7 +76,7 @@ def test_the_version_loads_neither_typer_nor_the_commands():
 
 
 def test_every_commands_help_loads_nothing_heavy():
-    commands = ["demo", "record", "report", "show", "predict", "view"]
+    commands = ["demo", "record", "report", "show", "ledger", "predict", "view"]
     loaded = loaded_after(f"from tracekit import cli\nfor c in {commands!r}: assert cli.run([c, '--help']) == 0")
     assert not loaded & HEAVY
 

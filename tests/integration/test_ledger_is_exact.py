@@ -185,7 +185,7 @@ def test_the_ledger_prints_and_holds_a_foreign_trace_against_a_plan(recorded, tm
     saved = tmp_path / "plan.json"
     asked = ["plan", "--strategy", "fsdp2", "--params-from", str(folder / "manifest.json"), "--mesh", "dp_shard=2"]
     assert cli.run([*asked, "--format", "json", "-o", str(saved)]) == 0
-    bare = ["show", "ledger", str(trace), "--format", "csv", "--no-cache"]
+    bare = ["ledger", str(trace), "--format", "csv", "--no-cache"]
     assert cli.run(bare) == 0
     out, err = capfd.readouterr()
     assert "unknown is what the run should send: give --strategy and --params, or --plan" in err

@@ -39,6 +39,20 @@ CycleOption = Annotated[
     int | None,
     typer.Option(min=0, help="Of several recorded cycles, this one; default: newest complete.", show_default=False),
 ]
+StepOption = Annotated[str, typer.Option("--step", help="Only these steps: 3, 2-4 or 2,4.", show_default=False)]
+RankOption = Annotated[str, typer.Option("--rank", help="Only these ranks.", show_default=False)]
+ByOption = Annotated[
+    str,
+    typer.Option("--by", metavar="COLUMNS", help="Group by these columns, where a table can be.", show_default=False),
+]
+SortOption = Annotated[
+    str, typer.Option("--sort", metavar="COLUMN[:desc]", help="Sort by this column.", show_default=False)
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=0, help="At most this many rows; of a table 100 unless given.", show_default=False),
+]
+ColumnsOption = Annotated[str, typer.Option("--columns", help="Only these columns, in this order.", show_default=False)]
 
 
 def run_path(text: str) -> Path:

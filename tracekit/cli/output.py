@@ -7,14 +7,55 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tracekit.cli.console import console
 from tracekit.cli.options import Format, pick_format
+from tracekit.cli.rows import Wanted, picked
 from tracekit.errors import UsageError
 from tracekit.export import files, tabular, terminal
+from tracekit.text import plain_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     import polars as pl
+
+    from tracekit.model.run import Run
+    from tracekit.table_registry import Table
+
+
+_ROWS_FOR_PEOPLE = 100
+
+
+def write_table(
+    frame: pl.DataFrame,
+    *,
+    table: Table,
+    run: Run,
+    asked: Wanted,
+    chosen: Format | None,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Writes the rows and columns of the run's table that are asked for; people get the first 100 unless they say.
+
+    Raises:
+        UsageError: there are none of them, or as for :func:`write`.
+    """
+    rows = picked(frame, asked)
+    limit = asked.limit
+    if limit is None and pick_format(chosen, output) is Format.TABLE:
+        limit = _ROWS_FOR_PEOPLE
+    shown = rows if limit is None else rows.head(limit)
+    cut = f"; {shown.height:,} of {rows.height:,} rows (--limit shows more)" if shown.height < rows.height else ""
+    write(
+        shown,
+        table=table.name,
+        about={"run": run.name},
+        chosen=chosen,
+        output=output,
+        force=force,
+        keep=tuple(asked.columns),
+        title=f"{table.name} of {plain_line(run.name)}: {table.answers}{cut}",
+    )
 
 
 def write(

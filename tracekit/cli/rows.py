@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from tracekit.cli.options import integers, names
 from tracekit.errors import UsageError
 from tracekit.text import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class Wanted(NamedTuple):
+    """Rows and columns of a table that a user asks for; of an empty list or text, all or as they come."""
+
+    steps: list[int]
+    ranks: list[int]
+    sort: str
+    columns: list[str]
+    limit: int | None
+
+
+def wanted(*, step: str, rank: str, sort: str, columns: str, limit: int | None) -> Wanted:
+    """What the options ask for.
+
+    Raises:
+        UsageError: steps or ranks are no numbers.
+    """
+    steps = integers(step, "--step") if step else []
+    ranks = integers(rank, "--rank") if rank else []
+    return Wanted(steps, ranks, sort, names(columns), limit)
+
+
+def picked(frame: pl.DataFrame, asked: Wanted) -> pl.DataFrame:
+    """All rows that are asked for, in order, and of them the columns.
+
+    Raises:
+        UsageError: there are none of them.
+    """
+    rows = only(only(frame, "step", asked.steps), "rank", asked.ranks)
+    return chosen(ordered(rows, asked.sort), asked.columns)
 
 
 def only(frame: pl.DataFrame, column: str, wanted: Sequence[int]) -> pl.DataFrame:
