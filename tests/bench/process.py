@@ -4,8 +4,8 @@
 
 HTA's process imports it, loads the trace and makes what is compared: its temporal breakdown alone, or its four standard
 analyses (temporal breakdown, overlap, kernel breakdown, idle time breakdown). Commands run without tracekit's cache,
-into a fresh folder, with modules compiled and the page's script kept before: one round is not counted. Figures are medians
-of REPEATS (5) rounds in which the processes take turns, and of the ratios round by round. Environment: REPEATS,
+into a fresh folder, with modules compiled and the page's script kept before: one round is not counted. Figures are
+medians of REPEATS (5) rounds in which the processes take turns, and of the ratios round by round. Environment: REPEATS,
 TRACEKIT_CORPUS (public traces; without them traces of the same size are made here).
 """
 
