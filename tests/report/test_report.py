@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -120,3 +122,12 @@ def test_the_report_holds_every_table_but_those_of_single_events(tmp_path):
     assert set(table_registry.names()) - held == {"events", "work", "allocations", *HTA.tables}
     report = write_report([fake_run()], tmp_path / "with", hta=True)
     assert set(json.loads(report.json.read_bytes())["runs"][0]["tables"]) == held | set(HTA.tables)
+
+
+def test_a_report_imports_neither_altair_nor_hta(tmp_path):
+    # Each takes as long as the report itself; charts are written without the one, and the other is asked for.
+    write_report([fake_run()], tmp_path / "first")  # from here on the page's script is kept
+    code = "import sys, tracekit.cli; assert tracekit.cli.run(sys.argv[1:]) == 0; print(*sys.modules)"
+    command = [sys.executable, "-c", code, "report", str(TRACES / "ddp"), "--no-cache", "-o", str(tmp_path / "second")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not {"altair", "hta", "pandas", "vl_convert", "torch"} & set(done.stdout.splitlines()[-1].split())
