@@ -43,13 +43,13 @@ class Compiler:
                 block.compile(backend=self._counting_backend)
 
     def compile_model(self, model: torch.nn.Module) -> Callable[..., Any]:
-        """What to call in place of the wrapped model: itself, or its compiled form if the whole model is asked for."""
+        """The callable to use for the wrapped model: itself, or its compiled form if the whole model is asked for."""
         if self.scope != "model":
             return model
         return torch.compile(model, backend=self._counting_backend, fullgraph=self._whole)
 
     def learned(self) -> dict[str, Any]:
-        """The manifest's `compile`: null without compiling, else counts over all graphs compiled so far."""
+        """The manifest's `compile`: None without compiling, else counts over all graphs compiled so far."""
         if self.scope is None:
             return {"compile": None}
         # Its module is not among torch's names until something compiles.
@@ -102,10 +102,10 @@ class Compiler:
 
 
 def _collective(node: torch.fx.Node, names: Sequence[str | None]) -> dict[str, Any] | None:
-    """Kind, dtype, elements and parameter of a node that is a functional collective, null for any other.
+    """Kind, dtype, elements and parameter of a node that is a functional collective, None for any other.
 
     `names` are those of the parameters among the graph's inputs. A gather's parameter is the input that it comes from,
-    a reduction's the one whose gradient it makes; null where neither is found.
+    a reduction's the one whose gradient it makes; None where neither is found.
     """
     name = str(node.target)
     if node.op != "call_function" or not name.startswith("_c10d_functional."):
@@ -155,14 +155,14 @@ def _input_index(described: Any) -> int | None:
 
 
 def _whole(described: Any, attribute: str) -> Any:
-    """The description itself or the first one that it is a part of, that has the attribute; else null."""
+    """The description itself or the first one that it is a part of, that has the attribute; else None."""
     while described is not None and not hasattr(described, attribute):
         described = getattr(described, "base", None)
     return described
 
 
 def _parameter_name(node: torch.fx.Node) -> str | None:
-    """The name of the parameter that a graph input stands for, null for another tensor."""
+    """The name of the parameter that a graph input stands for, None for another tensor."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     text = str(source.name) if source is not None else ""
     parts = re.findall(r"_(?:modules|parameters)\['([^']+)'\]", text)

@@ -218,7 +218,7 @@ def _group(args: Any, mesh: Mapping[str, int]) -> tuple[str, int]:
 
 
 class Places:
-    """Which unit, phase and micro-batch a moment belongs to; told by the annotations as they open and close."""
+    """Unit, phase and micro-batch of the moment; told by the annotations as they open and close."""
 
     def __init__(self) -> None:
         self.open: list[str] = []

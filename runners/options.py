@@ -13,7 +13,7 @@ YES_NO = argparse.BooleanOptionalAction
 
 
 def reshard(text: str) -> bool | int | None:
-    """`--reshard-after-forward`: null for "default" (torch decides), true, false, or the size of a group."""
+    """`--reshard-after-forward`: None for "default" (torch decides), true, false, or the size of a group."""
     words = {"default": None, "true": True, "false": False}
     return words[text] if text in words else positive(text)
 

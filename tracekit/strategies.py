@@ -255,7 +255,7 @@ def find(name: str, option: str = "--strategy") -> Strategy:
 
 
 def title(name: str) -> str:
-    """What a sentence calls the strategy: the name itself where it is not registered."""
+    """The strategy's name in a sentence: the name itself where it is not registered."""
     return STRATEGIES[name].title if name in STRATEGIES else name
 
 

@@ -92,7 +92,7 @@ def options(strategy: str) -> str:
 
 
 def started(program: Path, args: Sequence[str]) -> str:
-    """What a program of the runners' folder prints, run in a process of its own without torchrun.
+    """Output of a program of the runners' folder, run in a process of its own without torchrun.
 
     Raises LaunchError with the reason, from its stderr, when it fails.
     """
@@ -139,7 +139,7 @@ def _drain(stream: TextIO, take: Callable[[str], None]) -> None:
 
 
 def _terminate_politely() -> signal.Handlers | None:
-    """Lets SIGTERM raise here, so that the ranks are ended too; returns the handler to give back, null if untouched."""
+    """Lets SIGTERM raise here, so that the ranks are ended too; returns the handler to give back, None if untouched."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return None
 

@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Setup:
-    """What the loop decides for every strategy; `args` are all options, those of the strategy's own included."""
+    """Settings of the loop for every strategy; `args` are all options, those of the strategy's own included."""
 
     args: argparse.Namespace
     device: torch.device
@@ -88,7 +88,7 @@ class Strategy(ABC):
         return self.model(tokens)
 
     def accumulation(self, *, last: bool) -> AbstractContextManager[Any]:
-        """What surrounds a micro-batch: where gradients are reduced once a step, nothing is before the last one."""
+        """The context of a micro-batch: where gradients are reduced once a step, nothing is before the last one."""
         del last
         return nullcontext()
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's stages have in common: the engine, its configuration, and a step that it counts itself."""
+"""The common part of DeepSpeed's stages: the engine, its configuration, and a step that it counts itself."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DeepSpeed(Strategy):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What the stage's own options set in `zero_optimization`, in place of the defaults."""
+        """Entries of `zero_optimization` that the stage's own options set, in place of the defaults."""
 
     def step(self, micro_batches: Sequence[Tensor]) -> Tensor:
         """The engine counts micro-batches itself: its `step` does nothing before the last one."""
@@ -85,7 +85,7 @@ class DeepSpeed(Strategy):
         return torch.stack(losses).mean()
 
     def describe(self) -> dict[str, Any]:
-        """What the engine decided, and what it holds outside model and optimizer."""
+        """The engine's decisions, and what it holds outside model and optimizer."""
         reduce = str(self.engine.communication_data_type).removeprefix("torch.")
         blocks = [(f"layers.{index}", None) for index in range(len(self.decoder.layers))]
         return {

@@ -89,7 +89,7 @@ class FSDP1(Strategy):
         }
 
     def learned(self) -> dict[str, Any]:
-        """What the compiler made."""
+        """The compiler's graphs, breaks and collectives."""
         return self.compiler.learned()
 
 

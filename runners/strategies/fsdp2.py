@@ -104,7 +104,7 @@ class FSDP2(Strategy):
         return {"options": {"reshard_after_forward": self.reshard}}
 
     def learned(self) -> dict[str, Any]:
-        """What the compiler made."""
+        """The compiler's graphs, breaks and collectives."""
         return self.compiler.learned()
 
 

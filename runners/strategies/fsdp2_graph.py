@@ -68,7 +68,7 @@ class FSDP2Graph(Strategy):
         }
 
     def learned(self) -> dict[str, Any]:
-        """What the compiler made."""
+        """The compiler's graphs, breaks and collectives."""
         return self.compiler.learned()
 
 

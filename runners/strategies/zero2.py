@@ -30,7 +30,7 @@ class Zero2(DeepSpeed):
         return gathered | {"reduce_scatter": scatter, "use_multi_rank_bucket_allreduce": multi_rank}
 
     def decided(self) -> dict[str, Any]:
-        """Which path the engine took in the end, and the padding of its flat groups."""
+        """The path that the engine took in the end, and the padding of its flat groups."""
         zero = self.engine.optimizer
         return {
             "reduce_scatter": bool(getattr(zero, "reduce_scatter", False)),

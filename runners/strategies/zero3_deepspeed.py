@@ -28,7 +28,7 @@ class Zero3DeepSpeed(DeepSpeed):
         return {name: value for name, value in given.items() if value is not None}
 
     def decided(self) -> dict[str, Any]:
-        """Whether gradients are reduce-scattered."""
+        """`reduce_scatter`: whether gradients are reduce-scattered."""
         return {"reduce_scatter": bool(self.engine.optimizer.reduce_scatter)}
 
     def held(self) -> dict[str, list[Tensor]]:

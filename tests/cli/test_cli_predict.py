@@ -1,4 +1,4 @@
-"""The lesson's numbers through the command line."""
+"""The closed forms through the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rows(capsys, *args):
     return answer["rows"]
 
 
-def test_the_lessons_table(capsys):
+def test_the_table_of_the_zero_paper(capsys):
     found = rows(capsys, "--params", "7e9")
     memory = {(row["dp"], row["stage"]): row["memory_bytes"] for row in found}
     assert memory == {

@@ -1,4 +1,4 @@
-"""The lesson's worked figures, to the byte. Run with `pytest tests/unit/test_theory.py`."""
+"""The worked figures of the closed forms, to the byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracekit import theory
 
 GIGA = 1_000_000_000
 
-# The lesson's answer, as its own program prints it (the printed page strips the first line's indent).
+# 7 billion parameters, as the reference program prints them.
 TABLE = (
     "  dp    Z1 GB    Z2 GB    Z3 GB   comm 2Ψ/3Ψ (G)\n"
     "   1    112.0    112.0    112.0             21.0\n"
@@ -19,7 +19,7 @@ TABLE = (
 )
 
 
-def test_table_is_the_lessons_byte_for_byte(capsys):
+def test_the_table_is_the_reference_byte_for_byte(capsys):
     theory.make_table()
     assert capsys.readouterr().out.encode() == TABLE.encode()
 

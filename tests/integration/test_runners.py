@@ -243,7 +243,7 @@ def test_hsdp_all_reduces_once_if_told(recorded):
 def test_fsdp2_tp_splits_on_both_axes(recorded):
     parameters = {p["name"]: p for p in recorded("fsdp2-tp").manifest["parameters"]}
     rows, columns = parameters["layers.1.attention.wo.weight"], parameters["layers.1.feed_forward.w1.weight"]
-    # The lesson's [Shard(0), Shard(1)]: a quarter of the matrix, half of its rows and half of its columns.
+    # [Shard(0), Shard(1)]: a quarter of the matrix, half of its rows and half of its columns.
     assert rows["placements"] == {"dp_shard": "Shard(0)", "tp": "Shard(1)"}
     assert (rows["shape"], rows["local_shape"]) == ([16, 16], [8, 8])
     assert columns["placements"] == {"dp_shard": "StridedShard(0, 2)", "tp": "Shard(0)"}

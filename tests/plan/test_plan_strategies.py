@@ -73,7 +73,7 @@ def test_a_hook_compresses_and_never_widens():
     assert plan(ddp(precision=Precision("bfloat16", "float32")))["payload_bytes"].sum() == 96
 
 
-def test_zero1_sends_three_psi_where_the_lesson_says_two():
+def test_zero1_sends_three_psi_where_the_paper_says_two():
     manifest = ddp("zero1")
     assert numel(manifest) == 3 * 24
     sent = plan(manifest).filter(pl.col("kind") == "broadcast")

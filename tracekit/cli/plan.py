@@ -24,7 +24,7 @@ _ROWS_FOR_PEOPLE = 100
 
 
 class Table(StrEnum):
-    """What is printed of a plan."""
+    """Parts of a plan that are printed."""
 
     COLLECTIVES = "collectives"
     VOLUME = "volume"

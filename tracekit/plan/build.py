@@ -52,7 +52,7 @@ def manifest(
     buffers: Sequence[Buffer] = (),
     grad_order: Sequence[str] | None = None,
 ) -> Manifest:
-    """What a recorder would have written of such a run, as far as a plan needs it."""
+    """The manifest that the recorder would have written of such a run, as far as a plan needs it."""
     own = [parameter for parameter in parameters if parameter.tied_to is None]
     blocks = dict.fromkeys(parameter.layer for parameter in parameters if parameter.layer)
     return Manifest(

@@ -1,4 +1,4 @@
-"""Gradients in buckets: their order, how DDP and DeepSpeed fill buckets, and what a bucket's layer is called."""
+"""Gradients in buckets: their order, how DDP and DeepSpeed fill buckets, and the layer of a bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plans read of a manifest: parameters, units, mesh, types, and options by their names."""
+"""Parameters, units, mesh, types and options of a manifest, as the plans read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def own_parameters(manifest: Manifest) -> list[Parameter]:
 
 
 def trainable(parameters: Iterable[Parameter]) -> list[Parameter]:
-    """Those that want a gradient."""
+    """Parameters with a gradient."""
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
@@ -61,7 +61,7 @@ def reduce_dtype(manifest: Manifest, parameter: Parameter) -> str:
 
 
 def gather_size(manifest: Manifest, parameter: Parameter) -> int:
-    """Bytes of one gathered element: what the lesson takes every pass of that parameter for."""
+    """Bytes of one gathered element: what the closed form takes every pass of that parameter for."""
     return item_size(gather_dtype(manifest, parameter))
 
 

@@ -59,7 +59,7 @@ def check_values(options: dict[str, Any]) -> None:
 
 
 def _problem(name: str, value: Any) -> str | None:
-    """What the option takes, where the value is something else."""
+    """Values that the option takes, where this is another; None where it is one of them."""
     if name in _FLAGS:
         return None if isinstance(value, bool) else "true or false"
     if name in _TEXTS:

@@ -1,4 +1,4 @@
-"""What every plan is made of: one expected collective, one named term, and the frames that hold them."""
+"""Rows of every plan: one expected collective, one named term, and the frames that hold them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ TERMS_SCHEMA = pl.Schema(
 class Call(NamedTuple):
     """One expected collective of a step, in the column order of the plan, and how it comes from the theory.
 
-    `own`: elements of its payload that the lesson counts, each once; null for all. `own_bytes`: what the lesson takes
-    them for; null for their bytes in `dtype`. `once`: how often the lesson lets the payload cross. `term`: what the
-    whole call is charged to where the lesson knows nothing of it. `rest`: what the elements beyond `own` are called.
+    `own`: elements of its payload that the closed form counts, each once; None for all. `own_bytes`: what it takes
+    them for; None for their bytes in `dtype`. `once`: how often it lets the payload cross. `term`: what the whole call
+    is charged to where the closed form knows nothing of it. `rest`: what the elements beyond `own` are called.
     `raw`: elements that are bytes of others, because types were mixed.
     """
 
@@ -88,7 +88,7 @@ def item_size(dtype: str) -> int:
 
 
 def is_floating(dtype: str) -> bool:
-    """Whether mixed precision applies to the type."""
+    """True for types that mixed precision applies to."""
     return dtype.startswith(("float", "bfloat"))
 
 

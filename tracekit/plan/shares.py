@@ -1,6 +1,6 @@
-"""Where the volume of a plan comes from: each call's share of the lesson's closed form, and the named differences.
+"""Terms of a plan's volume: each call's share of the ZeRO paper's closed form, and the named differences.
 
-A strategy gives its calls, each saying what part of it the lesson knows, and the parts of the lesson that it omits.
+A strategy gives its calls, each saying what part of it the paper counts, and the parts of the paper's that it omits.
 Both together lead from the theory to the plan, exactly and in every place (layer, phase, kind, axis, dtype).
 """
 
@@ -72,7 +72,7 @@ def totals(terms: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def _shares(call: Call) -> Iterator[Term]:
-    """What a call is made of; the shares sum to its elements times passes and to its payload's bytes."""
+    """Shares of a call, which sum to its elements times passes and to its payload's bytes."""
     place = (call.layer, call.phase, call.kind, call.axis, call.dtype)
     numel, passes, size = payload_numel(call), PASSES[call.kind], item_size(call.dtype)
     if call.term is not None:

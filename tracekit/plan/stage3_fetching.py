@@ -1,4 +1,4 @@
-"""Which parameters DeepSpeed stage 3 gathers when: its coordinator played through without a device.
+"""Gathers of DeepSpeed stage 3, by module: its coordinator played through without a device.
 
 Source: DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (`_fetch_sub_module_impl`,
 `release_sub_module`, `__params_to_release`) and parameter_offload.py (its hooks), after the first steps, when the
@@ -153,7 +153,7 @@ def _gather(done: list[Fetch], visit: Visit, parameters: list[Parameter], there:
 
 
 def _reused(later: Sequence[Visit], parameter: Parameter, distance: int) -> bool:
-    """Whether one of the next modules, within so many elements, uses the parameter again."""
+    """True where one of the next modules, within so many elements, uses the parameter again."""
     passed = 0
     for visit in later:
         if passed >= distance:

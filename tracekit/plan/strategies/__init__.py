@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Planner(Protocol):
-    """What the file of a strategy offers; all three are pure functions of a manifest."""
+    """The functions of a strategy's file; all three are pure functions of a manifest."""
 
     def collectives(self, manifest: Manifest, /) -> list[Call]:
         """Expected calls of one step, in the order of issue."""

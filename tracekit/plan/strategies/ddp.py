@@ -53,12 +53,12 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
-    """What the lesson's 2Ψ holds and these calls do not."""
+    """Parts of the closed form, 2Ψ, that these calls leave out."""
     yield from gradients_absent(manifest, once=2)
 
 
 def gradient_calls(manifest: Manifest) -> list[Call]:
-    """DDP's calls under an optimizer that the lesson lets reduce-scatter: an all-reduce crosses once too often."""
+    """DDP's calls under an optimizer for which the ZeRO paper reduce-scatters: an all-reduce crosses once too often."""
     return [call._replace(once=1) for call in collectives(manifest)]
 
 

@@ -60,7 +60,7 @@ def collectives(manifest: Manifest, *, keep_gathered: bool = False) -> list[Call
 
 
 def absent(manifest: Manifest, *, keep_gathered: bool = False) -> Iterator[Term]:
-    """What the lesson's 3Ψ (2Ψ with every unit kept gathered) holds and these calls do not."""
+    """Parts of the closed form, 3Ψ (2Ψ with every unit kept gathered), that these calls leave out."""
     units = unit_parameters(manifest, own_parameters(manifest))
     single = axis_size(manifest) == 1
     for parameter in own_parameters(manifest):

@@ -87,7 +87,7 @@ def collectives(
 
 
 def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None) -> Iterator[Term]:
-    """What the lesson's 3Ψ (2Ψ with every unit kept gathered) holds and these calls do not, with negative sign."""
+    """Parts of the closed form, 3Ψ (2Ψ with every unit kept gathered), that these calls leave out, negative."""
     again = regather_sizes(manifest, keep_gathered=keep_gathered)
     owning = managed(manifest)
     names = {parameter.name for parameter in owning}

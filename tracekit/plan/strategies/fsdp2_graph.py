@@ -40,7 +40,7 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
-    """What the lesson's 3Ψ holds and these calls do not."""
+    """Parts of the closed form, 3Ψ, that these calls leave out."""
     single = axis_size(manifest) == 1
     for parameter in own_parameters(manifest):
         numel, size = -parameter.numel, -parameter.numel * gather_size(manifest, parameter)

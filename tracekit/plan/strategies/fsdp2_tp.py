@@ -49,7 +49,7 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
-    """What the lesson's 3Ψ holds and these calls do not: the parts of other tp ranks, beside what FSDP2 leaves out."""
+    """Parts of the closed form, 3Ψ, that these calls leave out: those of FSDP2, and the other tp ranks'."""
     return fsdp2.absent(manifest, local=lambda parameter: local_shape(manifest, parameter))
 
 
@@ -60,7 +60,7 @@ def memory(manifest: Manifest, rank: int) -> Holding:
 
 
 def split_dim(parameter: Parameter) -> int | None:
-    """The dim that tp splits: 0 for columns, 1 for rows, null for what stays whole."""
+    """The dim that tp splits: 0 for columns, 1 for rows, None for what stays whole."""
     module = parameter.name.rpartition(".")[0]
     if module.endswith(COLUMNS):
         return 0

@@ -1,7 +1,7 @@
 """HSDP: FSDP2 inside `dp_shard`, and an all-reduce of what was reduce-scattered over `dp_replicate`.
 
-Source: torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: `foreach_reduce`. The lesson knows of one
-data-parallel group only: its 3Ψ count what happens in `dp_shard`, and the all-reduces of 2 × Ψ/S elements are a term.
+Source: torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: `foreach_reduce`. The ZeRO paper knows of
+one data-parallel group only: its 3Ψ count what happens in `dp_shard`; the all-reduces of 2 × Ψ/S elements are a term.
 """
 
 from __future__ import annotations

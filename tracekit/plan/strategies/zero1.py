@@ -2,7 +2,7 @@
 
 Source: torch 2.13, torch/distributed/optim/zero_redundancy_optimizer.py (`_partition_parameters`, `_sync_params`).
 
-The lesson's ZeRO-1 reduce-scatters Ψ and gathers Ψ. Here gradients are all-reduced, which crosses twice, and each
+ZeRO-1 of the paper reduce-scatters Ψ and gathers Ψ. Here gradients are all-reduced, which crosses twice, and each
 parameter is broadcast by its owner: 3Ψ. The broadcasts end the step and belong to no layer.
 """
 
@@ -34,7 +34,7 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
-    """What the lesson's 2Ψ holds and these calls do not."""
+    """Parts of the closed form, 2Ψ, that these calls leave out."""
     yield from ddp.gradients_absent(manifest, once=1)
     axis, _ = main_axis(manifest)
     for parameter in own_parameters(manifest):

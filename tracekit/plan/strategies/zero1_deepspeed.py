@@ -47,7 +47,7 @@ def memory(manifest: Manifest, _rank: int) -> Holding:
 
 
 def has_bf16_optimizer(manifest: Manifest) -> bool:
-    """Whether the engine is BF16_Optimizer: as it said itself, else where bf16 gradients add up in float32."""
+    """True where the engine is BF16_Optimizer: as it said itself, else where bf16 gradients add up in float32."""
     wide = option(manifest, "grad_accum_dtype", default=None) == "float32"
     inferred = "BF16_Optimizer" if wide and zero2.model_dtype(manifest) == "bfloat16" else ""
     return option(manifest, "optimizer", default=inferred) == "BF16_Optimizer"

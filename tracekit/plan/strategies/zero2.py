@@ -48,7 +48,7 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
-    """What the lesson's 2Ψ holds and these calls do not."""
+    """Parts of the closed form, 2Ψ, that these calls leave out."""
     size, sent = item_size(model_dtype(manifest)), {parameter.name for parameter in gradients(manifest)}
     for parameter in own_parameters(manifest):
         numel, num_bytes = parameter.numel, parameter.numel * size
@@ -92,7 +92,7 @@ def gradient_calls(manifest: Manifest, micro_batch: int, repeat: int) -> Iterato
 
 
 def step_calls(manifest: Manifest) -> Iterator[Call]:
-    """What the optimizer step sends: scalars, and the updated parameters."""
+    """Calls of the optimizer step: scalars, and the updated parameters."""
     ranks, numel = axis_size(manifest), gathered_numel(manifest)
     for term, dtype in _scalars(manifest).items():
         yield Call(None, "optimizer", None, "all_reduce", SHARD, ranks, dtype, 1, 1, term=term)

@@ -20,7 +20,7 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
-    """What the lesson's 2Ψ holds and these calls do not."""
+    """Parts of the closed form, 2Ψ, that these calls leave out."""
     return fsdp1.absent(manifest, keep_gathered=True)
 
 

@@ -8,7 +8,7 @@ tracekit.plan.stage3_fetching names.
 - What is not above the persistence threshold stays gathered, and is gathered once a step after the optimizer, one
   parameter a call.
 - Small models may be prefetched as a whole before backward begins, and then gather nothing there.
-- Checkpointed blocks gather again what they recompute; that is beyond the lesson's 3Ψ.
+- Checkpointed blocks gather again what they recompute; that is beyond the paper's 3Ψ.
 - With `reduce_scatter` off, buckets are all-reduced.
 - The optimizer step all-reduces the gradient norm, one element in float64; an overflow flag with float16 only.
 """
@@ -45,7 +45,7 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
-    """What the lesson's 3Ψ holds and these calls do not: gathers that a parameter needs no more than one of."""
+    """Parts of the closed form, 3Ψ, that these calls leave out: gathers that a parameter needs no more than one of."""
     size, dtype = item_size(zero2.model_dtype(manifest)), zero2.model_dtype(manifest)
     times: dict[str, int] = {}
     for fetch in _fetches(manifest):
