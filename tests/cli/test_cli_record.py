@@ -106,7 +106,7 @@ def reports(monkeypatch, tmp_path):
     """The reports that would have been written; `tracekit.open` gives empty runs named after their folders."""
     calls = []
 
-    def write_report(runs, out, *, force):
+    def write_report(runs, out, *, force, hta=False):
         calls.append(([run.name for run in runs], out, force))
         names = {"html": out / "report.html", "json": out / "report.json", "trace": out / "trace.pftrace"}
         return SimpleNamespace(**names, sentences=["FSDP2 moved [2.93Ψ]."])
