@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
@@ -25,6 +27,9 @@ from tracekit.model.table_cache import CachedTables
 from tracekit.read.discovery.sources import expand
 from tracekit.read.traces import FILES_SCHEMA, REPAIRS_SCHEMA, Progress, Traces, read_traces
 from tracekit.table_schema import Column, Schema
+
+if TYPE_CHECKING:
+    import altair as alt
 
 PathLike = str | os.PathLike[str]
 
@@ -64,6 +69,21 @@ class Run:
         """Name, ranks and events."""
         ranks = self._files["num_events"].count()
         return f"<Run {self.name!r}: {ranks} ranks, {self._files['num_events'].sum()} events>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: ranks, steps, strategy and Ψ, and the tables by name."""
+        return _elsewhere("tracekit.export.notebook:run_html")(self)
+
+    def __getitem__(self, name: str) -> pl.DataFrame:
+        """`run["overlap"]`, short for `run.table("overlap")`."""
+        return self.table(name)
+
+    # Else Python would take what can be indexed for a sequence.
+    __iter__ = None
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """The tables, for the tab key after `run["`."""
+        return table_registry.names()
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -129,6 +149,14 @@ class Run:
             self._tables[key] = table_registry.find(name).make(self, by)
         return self._tables[key]
 
+    def chart(self, name: str) -> alt.TopLevelMixin:
+        """The report's chart of that name ("overlap", "breakdown", "timeline", …), as altair's.
+
+        Raises:
+            UsageError: there is no such chart (the message lists them), or the run holds nothing that it could draw.
+        """
+        return _elsewhere("tracekit.report.charts:chart")(self, name)
+
 
 def open_run(
     path: PathLike | Iterable[PathLike],
@@ -159,6 +187,12 @@ def open_run(
     found = find_patterns(patterns, dict.fromkeys(folder for path in paths for folder in _folders(path)))
     traces = read_traces(paths, manifest, cycle=cycle, cache=cache, executor=executor, progress=progress)
     return Run(_name(paths), given, traces, manifest, found)
+
+
+def _elsewhere(place: str) -> Callable[..., Any]:
+    """The function `module:name` of a room above this one, which nothing here depends on until somebody asks."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _name(paths: list[Path]) -> str:
