@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import polars as pl
 import pytest
@@ -132,3 +135,11 @@ def test_table_names_are_unique_and_listed_in_the_help(capsys):
     cli.run(["show", "--help"])
     out = capsys.readouterr().out
     assert all(f" {table.name} " in out for table in table_registry.TABLES)
+
+
+def test_the_shell_completes_the_names_of_tables():
+    asked = {"_TRACEKIT_COMPLETE": "complete_bash", "COMP_WORDS": "tracekit show hta-", "COMP_CWORD": "2"}
+    program = [sys.executable, "-m", "tracekit"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env={**os.environ, **asked})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [name for name in table_registry.names() if name.startswith("hta-")]

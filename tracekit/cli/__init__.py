@@ -34,6 +34,7 @@ __all__ = ["main"]
 #: Each is a module here that adds itself to the program, in the order of the help.
 COMMANDS = ("demo", "record", "report", "show", "ledger", "plan", "predict", "view")
 
+_COMPLETING = "_TRACEKIT_COMPLETE"
 _WRONG_INPUT = 2
 _OWN_FAULT = 3
 _INTERRUPTED = 130
@@ -75,7 +76,7 @@ def _app(args: Sequence[str]) -> typer.Typer:
     """
     made = typer.Typer(
         name="tracekit",
-        add_completion=False,
+        add_completion=True,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -151,6 +152,8 @@ def _sentence_of(error: BaseException) -> str:
 def _invoke(args: Sequence[str]) -> int:
     """Runs the command that `args` name. Typer's own main is not used: it would print errors its way."""
     command = typer.main.get_command(_app(args))
+    if _COMPLETING in os.environ:  # the shell asks what may come next
+        command.main(prog_name="tracekit")
     try:
         with command.make_context("tracekit", list(args)) as context:
             command.invoke(context)
