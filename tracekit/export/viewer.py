@@ -136,7 +136,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
     def _cookie_name(self) -> str:
         # Cookies do not tell ports apart, and several traces may be open.
-        return f"tracekit-{self.server.server_address[1]}"
+        return f"tracekit-{self.connection.getsockname()[1]}"
 
     def guess_type(self, path: str | PathLike[str]) -> str:
         """The type by suffix; not left to the machine's table, as browsers refuse WASM under another name."""
