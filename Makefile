@@ -21,7 +21,7 @@ demo: $(STAMP) ## record FSDP2 and ZeRO-2 on this machine, analyse both, write t
 
 test: $(STAMP) browser lint types pytest ## lint, types and the whole test suite
 
-test-fast: $(STAMP) lint ## lint and the tests that train nothing, drive no browser and need no long run (about a minute)
+test-fast: $(STAMP) lint ## lint and the quick tests: none that trains, drives a browser or is marked slow
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not integration and not browser and not corpus and not slow"
 
 coverage: $(STAMP) ## the test suite, and every line of the packages that it does not reach

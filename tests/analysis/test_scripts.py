@@ -13,6 +13,8 @@ import pytest
 import tracekit
 from tracekit import theory
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "analysis"
 FSDP2, ZERO2, HSDP = (ROOT / "traces" / name for name in ("fsdp2", "zero2", "hsdp"))

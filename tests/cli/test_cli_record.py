@@ -93,6 +93,7 @@ def test_record_without_torch_says_what_to_install(monkeypatch, launched, capsys
 
 
 @pytest.mark.parametrize(("strategy", "option"), [("fsdp2", "--forward-prefetch"), ("zero2", "--bucket-numel")])
+@pytest.mark.slow
 def test_a_strategys_options_are_listed_on_demand(strategy, option, launched, capsys):
     assert cli.run(["record", "--strategy", strategy, "--list-options"]) == 0
     printed = capsys.readouterr().out

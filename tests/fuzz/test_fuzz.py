@@ -3,6 +3,8 @@ from __future__ import annotations
 import fuzz
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _CHUNK, _MUTANTS = 125, 2000
 
 

@@ -55,6 +55,7 @@ def plain(folder, *args):
 @pytest.mark.parametrize(
     ("extra", "command"), LACKING, ids=[f"{extra}-{args[0]}-{n}" for n, (extra, args) in enumerate(LACKING)]
 )
+@pytest.mark.slow
 def test_what_is_lacking_is_one_sentence_that_names_the_extra(tmp_path, extra, command):
     done = plain(tmp_path, *command)
     assert done.returncode == 2, done.stderr
@@ -70,6 +71,13 @@ def test_show_works_without_extras(tmp_path):
     done = plain(tmp_path, "show", "breakdown", RUN, "--format", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"]
+
+
+def test_the_report_works_without_extras(tmp_path):
+    done = plain(tmp_path, "report", RUN, "-o", tmp_path / "report")
+    assert done.returncode == 0, done.stderr
+    written = {path.name for path in (tmp_path / "report").iterdir()}
+    assert written == {"report.html", "report.json", "trace.pftrace"}
 
 
 def test_every_extra_that_sentences_name_exists():

@@ -81,6 +81,7 @@ def test_every_commands_help_loads_nothing_heavy():
     assert not loaded & HEAVY
 
 
+@pytest.mark.slow
 def test_the_recorder_and_the_runners_need_torch_and_the_standard_library_only():
     # What torch itself loads does not count: what matters is that everything else may be absent.
     absent = HEAVY - {"torch", "numpy", "google"} | {"msgspec", "isal", "typer", "rich"}

@@ -159,6 +159,7 @@ def test_damaged_zstd_is_read_up_to_the_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bomb", [b'{"a":' * 200_000, b'{"ph":' * 200_000, b'{"a": "' * 100_000, b'{"name": "\\q' * 50_000]
 )
+@pytest.mark.slow
 def test_damage_made_to_be_searched_forever_ends(tmp_path: Path, bomb: bytes) -> None:
     begin = time.process_time()
     run = opened(tmp_path, b"[" + ABSOLUTE[0].encode() + b", " + bomb + b", " + ABSOLUTE[1].encode() + b"]")

@@ -241,6 +241,7 @@ def test_parametrized_weights_are_no_blocks():
     assert "layers.0.weight" in names
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_known():
     module = nn.Linear(2, 2)
     assert not describe.is_compiled(module)

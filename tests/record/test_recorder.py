@@ -344,6 +344,7 @@ def test_a_meta_of_another_run_is_not_folded_in(tmp_path):
     assert read(tmp_path / "manifest.json")["ranks"][0]["ended"]
 
 
+@pytest.mark.slow
 def test_the_recorder_needs_torch_and_the_standard_library_only():
     code = "import sys; import tracekit; assert 'torch' not in sys.modules; import tracekit.record; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

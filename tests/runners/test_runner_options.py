@@ -53,6 +53,7 @@ def test_values_that_make_no_sense(take, text):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's ZeroRedundancyOptimizer uses it
 @pytest.mark.parametrize("name", with_runner())
+@pytest.mark.slow
 def test_every_strategy_takes_options_that_exist(name):
     strategy = strategies.load(name)
     assert strategy.takes <= options.OPTIONS.keys()
@@ -130,6 +131,7 @@ def test_odd_has_no_size_that_four_ranks_divide():
     assert all(numel % 4 for numel in (size.dim, size.hidden, size.vocab, size.dim // size.heads * size.kv_heads))
 
 
+@pytest.mark.slow
 def test_a_program_without_strategy_says_so():
     done = subprocess.run([sys.executable, str(launch.TRAIN)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
