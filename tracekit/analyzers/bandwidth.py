@@ -32,7 +32,7 @@ BANDWIDTH_SCHEMA = Schema(
 
 
 def bandwidth(run: Run) -> pl.DataFrame:
-    """One row a collective whose size and transfer time are known, on any of its ranks, in time order.
+    """Bandwidth of each collective whose size and transfer time are known, once for all of its ranks, in time order.
 
     `algorithm_bytes_per_s` is the payload over the transfer time; `bus_bytes_per_s` is that times 2(n-1)/n for an
     all-reduce and (n-1)/n for an all-gather, reduce-scatter or all-to-all, so that it can be held against the speed of

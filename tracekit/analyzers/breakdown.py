@@ -1,4 +1,4 @@
-"""Where each step's time went on the device: compute, exposed communication, exposed copies, idle."""
+"""Time of each step on its device, by what it was spent on: compute, exposed communication, exposed copies, idle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WINDOW = ("rank", "cycle", "device", "step", "start_ns", "end_ns")
 
 
 class _Shares(NamedTuple):
-    """What a device did, as disjoint sets, and all of it together."""
+    """Busy time of a device as disjoint sets, and their union."""
 
     compute: intervals.Intervals
     exposed_comm: intervals.Intervals
@@ -40,22 +40,19 @@ class _Shares(NamedTuple):
 
 
 def breakdown(run: Run) -> pl.DataFrame:
-    """Each step's length on the device and the four parts it divides into, in ns; one row a rank and step.
+    """Length of each step on its device and the four parts that it divides into, in ns, a row for each rank and step.
 
-    A moment counts as compute when any compute runs (but for a crossing with communication of its own lane, which
-    hides nothing), else as exposed communication when any communication
-    runs, else as exposed copy when any copy runs, else as idle: so the parts never overlap and `residual_ns`,
-    the step minus its parts, is 0. Work of class `other` (waits, unknown rows) occupies nothing and counts as
-    idle.
+    Time during which any compute runs counts as compute (but for a crossing with communication of its own lane, which
+    hides nothing), else as exposed communication where any runs, else as exposed copy, else as idle: the parts never
+    overlap, and `residual_ns`, the step less its parts, is 0. Work of class `other` (waits, rows of unknown kind)
+    occupies nothing and counts as idle.
 
-    On a GPU the step's window runs from the start of its first work to the start of the next step's first
-    work, so that windows never overlap: what a step launched and the device still did then counts in the next
-    one's. A step that no step follows at once (the last one, one before a pause of the recording) ends with its
-    last work. On the CPU the recorder's step marks are
-    the windows. A rank that drives several GPUs gives the sum over them.
+    On a GPU the window of a step runs from the start of its first work to the start of the next step's first work, so
+    that windows never overlap: work that outlasts it counts in the next step's. A step that no step follows at once
+    (the last one, one before a pause of the recording) ends with its last work. On the CPU the step marks are the
+    windows. A rank that drives several GPUs gives the sum over them.
 
-    Work that no step launched (step null in the overlap table) belongs to no row; :func:`outside_steps` tells
-    how much it is.
+    Work that no step launched belongs to no row; :func:`outside_steps` gives its amount.
     """
     work = _on_device(run.work)
     shares = _shares(work, run.compute_cover)
@@ -83,7 +80,7 @@ def breakdown(run: Run) -> pl.DataFrame:
 
 
 def outside_steps(run: Run) -> tuple[int, int]:
-    """How long devices were busy with work that no step launched, and how long they were busy at all, in ns."""
+    """Busy time of devices with work that no step launched, and with any work, in ns."""
     work = _on_device(run.work).filter(pl.col("class").is_in(["compute", "comm", "copy"]))
     outside = work.join(run.steps, on=["rank", "cycle", "step"], how="anti", nulls_equal=True)
     some, all_of_it = (

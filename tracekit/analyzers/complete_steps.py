@@ -1,4 +1,4 @@
-"""Which steps are whole: means and comparisons are made of these."""
+"""The complete steps of a run: the one rule for means and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is held against: the manifest's plan, or what somebody says about a foreign trace."""
+"""Expected volume of a run: the manifest's plan or, for a foreign trace, what a user says of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BEYOND = "planned beyond the theory"
 
 
 class Expectation(NamedTuple):
-    """Terms by place (TERMS_SCHEMA) and what the backend adds to them; `missing` says what would tell more.
+    """Terms by place (TERMS_SCHEMA) and what the backend adds to them; `missing` says which input would tell more.
 
     `calls` is the plan (PLAN_SCHEMA), empty where there is none. `complete`: there is something to compare with.
     """
@@ -72,13 +72,13 @@ def read_plan(path: Path) -> pl.DataFrame:
 
     try:
         rows = msgspec.json.decode(path.read_bytes())["rows"]
-        told = pl.DataFrame(rows, schema=PLAN_SCHEMA, orient="row", strict=True)
+        calls = pl.DataFrame(rows, schema=PLAN_SCHEMA, orient="row", strict=True)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
         raise _no_plan(path, " ".join(str(error).split())[:120]) from None
-    unknown = told.select("payload_numel", "passes").null_count().sum_horizontal()
-    if sum(unknown) or not set(told["kind"]) <= set(PASSES):
+    unknown = calls.select("payload_numel", "passes").null_count().sum_horizontal()
+    if sum(unknown) or not set(calls["kind"]) <= set(PASSES):
         raise _no_plan(path, "calls without kind, elements or passes")
-    return told
+    return calls
 
 
 def _no_plan(path: Path, problem: str) -> InputError:

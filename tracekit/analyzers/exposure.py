@@ -1,4 +1,4 @@
-"""Why each exposed nanosecond of communication was exposed, and which knob would change it."""
+"""Causes of exposed communication, with advice; and the length of each step if all that can overlap did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tracekit.intervals import Intervals
     from tracekit.model.run import Run
 
-# cause -> the knob. One line each: what to try, by its name in torch or DeepSpeed.
+# What to try against each cause, by its name in torch or DeepSpeed.
 ADVICE = {
     "late rank": "another rank came later: look at that rank's data loading, its clock speed or an uneven batch",
     "first use": "nothing ran before it to hide under: a smaller first unit, or gather it in the step before",
@@ -114,7 +114,7 @@ def exposure(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
 
 
 def ideal(run: Run) -> pl.DataFrame:
-    """How short each step could be if every exposed nanosecond that could overlap did: IDEAL_SCHEMA.
+    """Length of each step if all exposed communication that can overlap did: IDEAL_SCHEMA.
 
     `hideable_ns` is the smaller of the exposed communication and the compute that has no communication beside it;
     `ideal_ns` is the step without it.
@@ -141,7 +141,7 @@ def _causes(run: Run, columns: list[str]) -> Iterator[tuple[object, ...]]:
     for key, group in ran.partition_by(DEVICE_KEY, as_dict=True, maintain_order=True).items():
         hidden_by = cover.get(key, intervals.EMPTY)
         device = _device(compute.get(key, run.work.clear()), hidden_by, is_cpu=key[1] == "cpu")
-        # A moment in which collectives of two steps run counts in each of the steps, as in the overlap table.
+        # Time in which collectives of two steps run counts in each of the steps, as in the overlap table.
         accounted: dict[int | None, int] = {}
         lane_ends: dict[str, int] = {}
         for row in group.iter_rows(named=True):
@@ -174,7 +174,7 @@ def _device(work: pl.DataFrame, busy: Intervals, *, is_cpu: bool) -> _Device:
 
 
 def _cause(row: dict[str, Any], lane_end: int | None, device: _Device) -> str:
-    """The cause of what is exposed of one collective once waiting for late ranks is taken off."""
+    """Cause of the exposed time of one collective, less what it waited for late ranks."""
     start = row["start_ns"]
     issued = start if row["issued_ns"] is None else row["issued_ns"]
     first, last = device.reaches.get(row["step"], (None, None))
@@ -189,7 +189,7 @@ def _cause(row: dict[str, Any], lane_end: int | None, device: _Device) -> str:
 
 
 def _cause_after_compute(row: dict[str, Any], issued: int, before: int, device: _Device) -> str:
-    """The cause for a collective that began when no compute ran any more; the last ended at `before`."""
+    """Cause for a collective that began when no compute ran any more; the last had ended at `before`."""
     needed = row["kind"] in GATHERS and _next_layer(device, row["start_ns"] + row["dur_ns"]) in (row["layer"], None)
     if needed and (device.is_cpu or issued < before):
         return "no prefetch"
@@ -199,7 +199,7 @@ def _cause_after_compute(row: dict[str, Any], issued: int, before: int, device: 
 
 
 def _compute_end_before(compute: Intervals, start: int) -> int | None:
-    """When the compute before `start` ended; null where compute runs at that moment."""
+    """End of the compute before `start`; None where compute runs at that time."""
     at = int(np.searchsorted(compute.starts, start, side="right")) - 1
     if at < 0 or compute.ends[at] > start:
         return None
@@ -207,6 +207,6 @@ def _compute_end_before(compute: Intervals, start: int) -> int | None:
 
 
 def _next_layer(device: _Device, end: int) -> str | None:
-    """The layer of the first compute from `end` on; null where it is unknown."""
+    """Layer of the first compute from `end` on; None where it is unknown."""
     at = int(np.searchsorted(device.starts, end, side="left"))
     return device.layers[at] if at < len(device.layers) else None

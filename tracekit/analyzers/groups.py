@@ -1,4 +1,4 @@
-"""The process groups of a run, and which mesh axes communicate at the same time."""
+"""Process groups of a run, and the time during which two mesh axes communicate at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONCURRENCY_SCHEMA = Schema(
 
 
 def groups(run: Run) -> pl.DataFrame:
-    """Each process group with its size, the ranks seen in it and what it carried, over all steps and ranks."""
+    """Size, ranks and payload of each process group, over all steps and ranks: GROUPS_SCHEMA."""
     known = pl.col("payload_bytes").is_not_null()
     return (
         run.collectives.group_by("group", "axis", "group_size")
@@ -53,9 +53,9 @@ def groups(run: Run) -> pl.DataFrame:
 
 
 def concurrency(run: Run) -> pl.DataFrame:
-    """How long the communication of two axes (or, without a mesh, groups or kinds) was in flight at the same time.
+    """Time during which two axes (or, without a mesh, groups or kinds) communicated at once: CONCURRENCY_SCHEMA.
 
-    One row a rank, step and pair; times are unions, in ns.
+    One row for each rank, step and pair; times are lengths of unions, in ns.
     """
     who = pl.coalesce("axis", "group", "kind")
     ran = run.collectives.filter(pl.col("dur_ns").is_not_null()).with_columns(who.alias("who"))

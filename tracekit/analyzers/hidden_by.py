@@ -1,4 +1,4 @@
-"""Which work hid each collective: layer by layer, the compute that it ran beside."""
+"""Compute that hid each collective, by name, layer and phase."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ HIDDEN_BY_SCHEMA = Schema(
     Column(
         "hidden_ns",
         pl.Int64,
-        "Time that this compute hid; where several computed at one moment, it counts for the one that started first.",
+        "Time that this compute hid; where several computed at once, it counts for the one that started first.",
     ),
 )
 _BY = ("hidden_by", "hidden_by_layer", "hidden_by_phase")
-# A name with a size or address inside a template is long enough to fill a page; its head tells what it is.
+# A name with a size or address inside a template is long enough to fill a page; its head identifies it.
 _LONGEST_NAME = 200
 
 
 def hidden_by(run: Run) -> pl.DataFrame:
-    """The work that each piece of communication ran beside, the longest first: HIDDEN_BY_SCHEMA.
+    """Compute beside which each piece of communication ran, the longest first: HIDDEN_BY_SCHEMA.
 
     One row for each name, layer and phase of compute (`hidden_by` and the next two); the `hidden_ns` of a piece add
-    up to its `overlapped_ns`. Where several computed at the same moment, it counts for the one that started first.
+    up to its `overlapped_ns`. Where several computed at once, the time counts for the one that started first.
     Communication that nothing hid has one row with null there and 0.
     """
     cover = run.compute_cover
@@ -69,7 +69,7 @@ def hidden_by(run: Run) -> pl.DataFrame:
 
 
 def _free(kernels: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """The kernels of a device without what crosses communication of their own lane, which hides nothing."""
+    """Kernels of a device, less what crosses communication of their own lane, which hides nothing."""
     here = kernels.select(*DEVICE_KEY).unique()
     comm = work.filter(pl.col("class") == "comm").join(here, on=DEVICE_KEY, how="semi")
     whole, pieces = kernels, list[pl.DataFrame]()
@@ -91,7 +91,7 @@ def _without(kernel: pl.DataFrame, busy: Intervals) -> pl.DataFrame:
 
 
 def _beside(pieces: pl.DataFrame, kernels: pl.DataFrame, cover: Intervals) -> pl.DataFrame:
-    """How much of each piece each kind of compute hid, in ns; only what is more than 0."""
+    """Time of each piece that each compute hid, in ns, where it is more than 0."""
     ends = (kernels["start_ns"] + kernels["dur_ns"]).to_numpy()
     # What each kernel ran alone or was the first to run: disjoint, in order, and together all of the compute.
     reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(ends)[:-1])) if ends.size else ends

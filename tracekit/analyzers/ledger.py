@@ -112,13 +112,13 @@ def _terms(known: Expectation, groups: list[str]) -> pl.DataFrame:
             *groups,
         )
     )
-    kept = (
+    counts = (
         (pl.col("numel") != 0)
         | (pl.col("payload_bytes") != 0)
         | (pl.col("backend_numel") != 0)
         | (pl.col("term") == THEORY)
     )
-    return pl.concat([sums, emulated], how="vertical_relaxed").filter(kept)
+    return pl.concat([sums, emulated], how="vertical_relaxed").filter(counts)
 
 
 def _small(run: Run, steps: pl.DataFrame, keys: list[str], known: Expectation) -> pl.DataFrame:
@@ -156,7 +156,7 @@ def _small(run: Run, steps: pl.DataFrame, keys: list[str], known: Expectation) -
 
 
 def _measured(run: Run, steps: pl.DataFrame, keys: list[str], terms: pl.DataFrame) -> pl.DataFrame:
-    """What the trace holds in each group that it or the plan knows; nothing there is 0."""
+    """Measured volume of each group that the trace or the plan has; 0 where the trace has none."""
     sized = volume.sized(run).join(steps, on=list(_STEP), how="semi")
     found = sized.group_by(keys).agg(
         volume.known_sum("passes_numel").alias("numel"),

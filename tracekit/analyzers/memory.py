@@ -1,4 +1,4 @@
-"""Where memory went: the curve over time by category, its peak, and the floor that ZeRO's formula sets."""
+"""Memory over time by category, its peak, and the model states that the ZeRO paper's closed form gives."""
 
 from __future__ import annotations
 
@@ -82,17 +82,14 @@ class _Baseline(NamedTuple):
 
 
 def memory(run: Run) -> pl.DataFrame:
-    """Allocated bytes after every allocation and free, with one column a category; rows in time order.
+    """Allocated bytes after every allocation and free, in time order, with a column a category: MEMORY_SCHEMA.
 
-    Columns: rank, device, ts_ns, allocated_bytes, reserved_bytes, then `<category>_bytes`: first what the
-    recorder measured as held when the window began (parameters, gradients, optimizer_state, buffers), then
-    what was allocated for each purpose since, and `before_the_window_bytes` for the rest. The categories
-    add up to allocated_bytes.
+    The categories add up to `allocated_bytes`: what the recorder measured when the window began, what was allocated for
+    each purpose since, and the rest from before the window.
 
-    On a GPU the allocator's own totals are the truth. A CPU has none that reach back before the window, so
-    the curve starts at what was held plus every block that is freed later without having been allocated in
-    the window; without a manifest it counts from the window's start and is a lower bound. `reserved_bytes`
-    is null on a CPU.
+    On a GPU the allocator's own totals are used. A CPU has none from before the window, so the curve starts at what was
+    held plus every block that is freed later without having been allocated in the window; without a manifest it counts
+    from the window's start and is a lower bound.
     """
     names = _categories(run.allocations)
     *fixed, before = MEMORY_SCHEMA
@@ -107,12 +104,12 @@ def memory(run: Run) -> pl.DataFrame:
 
 
 def peak(run: Run) -> pl.DataFrame:
-    """What made up the highest point of each curve: rank, device, ts_ns, category, bytes, largest first.
+    """Bytes by category at the highest point of each curve, largest first: PEAK_SCHEMA.
 
-    The bytes of a device add up to its allocated bytes at that moment, but for the category `reserved beyond
-    allocated`: what the caching allocator kept from the device on top. Categories of 0 bytes are left out.
+    They add up to the device's allocated bytes, but for the category `reserved beyond allocated`: what the caching
+    allocator holds on top. Categories of 0 bytes are left out.
     """
-    curve = memory(run)
+    curve = run.table("memory")
     if curve.is_empty():
         return pl.DataFrame(schema=PEAK_SCHEMA)
     top = curve.filter(
@@ -129,13 +126,11 @@ def peak(run: Run) -> pl.DataFrame:
 
 
 def model_states(run: Run) -> pl.DataFrame:
-    """The least each rank must hold by the lesson's formula, beside what the recorder measured as held.
+    """Model states of each rank by the ZeRO paper's closed form, beside those measured: MODEL_STATES_SCHEMA.
 
-    Columns: rank, stage, num_ranks, component (parameters, gradients, optimizer_state, buffers, total),
-    theory_bytes, held_bytes. Theory assumes 2 bytes a parameter and a gradient and 12 bytes of optimizer
-    state, and rounds to whole bytes; it has no buffers. Held is measured between steps, when gradients may
-    be gone. Empty without a manifest, for a strategy that claims no stage, and with tensor parallelism, of which
-    the formula knows nothing.
+    Theory assumes 2 bytes a parameter and a gradient and 12 bytes of optimizer state, and rounds to whole bytes; it has
+    no buffers. Held is measured between steps, when gradients may be freed. Empty without a manifest, for a strategy
+    that claims no stage, and with tensor parallelism, which the closed form leaves out.
     """
     manifest = run.manifest
     stage = strategy_stage(manifest.strategy) if manifest is not None else None
@@ -154,12 +149,12 @@ def model_states(run: Run) -> pl.DataFrame:
 
 
 def column_of(category: str) -> str:
-    """The column of a category: `unsharded parameters` is in `unsharded_parameters_bytes`."""
+    """Column of a category: `unsharded parameters` is in `unsharded_parameters_bytes`."""
     return category.replace(" ", "_") + "_bytes"
 
 
 def _theory(psi: int, ranks: int, stage: int) -> dict[str, int | None]:
-    """Bytes by component; the total is the lesson's function's own."""
+    """Bytes by component; the total is that of the closed form itself, rounded once."""
     share = {
         "parameters": 2 * psi / (ranks if stage == 3 else 1),
         "gradients": 2 * psi / (ranks if stage >= 2 else 1),
@@ -177,13 +172,13 @@ def _held(info: RankInfo) -> dict[str, int]:
 
 
 def _categories(memory: pl.DataFrame) -> list[str]:
-    """Purposes found in the window, in the order of their names; memory from before it is its own matter."""
+    """Categories of the allocations in the window, by name; memory from before it has columns of its own."""
     found = memory["category"].drop_nulls().unique().sort().to_list()
     return [name for name in found if name not in {*HELD, BEFORE_WINDOW}]
 
 
 def _curve(rows: pl.DataFrame, baseline: _Baseline, names: list[str]) -> pl.DataFrame:
-    """The curve of one device in one window; `before` is what is left of allocated once the rest is named."""
+    """Curve of one device in one window; what is left of allocated once the rest is named was there before."""
     since = [
         (pl.when(pl.col("category") == name).then("delta_bytes").otherwise(0)).cum_sum().alias(column_of(name))
         for name in names
@@ -197,19 +192,19 @@ def _curve(rows: pl.DataFrame, baseline: _Baseline, names: list[str]) -> pl.Data
     ]
     counted = pl.lit(baseline.total()) + pl.col("delta_bytes").cum_sum()
     on_cpu = pl.col("device") == "cpu"
-    told = pl.when(on_cpu).then(None).otherwise("allocated_bytes")
+    counter = pl.when(on_cpu).then(None).otherwise("allocated_bytes")
     named = [column_of(name) for name in (*HELD, *names)]
     return rows.with_columns(
         *since,
         *(value.alias(column_of(name)) for name, value in zip(HELD, start, strict=True)),
-        pl.coalesce(told, counted).alias("allocated_bytes"),
+        pl.coalesce(counter, counted).alias("allocated_bytes"),
         # The CPU's allocator keeps nothing back, and the profiler writes 0 for what it does not know.
         pl.when(~on_cpu).then("reserved_bytes").alias("reserved_bytes"),
     ).with_columns((pl.col("allocated_bytes") - pl.sum_horizontal(named)).alias(column_of(BEFORE_WINDOW)))
 
 
 def _baseline(rows: pl.DataFrame, manifest: Manifest | None) -> _Baseline:
-    """What was there before: measured by the recorder, told by the allocator, or shown by later frees."""
+    """Bytes from before the window: measured by the recorder, from the allocator's total, or from later frees."""
     rank, device = rows["rank"][0], rows["device"][0]
     held = _held_on(manifest, rank, device)
     freed = -int(rows.filter(pl.col("category") == BEFORE_WINDOW)["delta_bytes"].sum())
@@ -225,7 +220,7 @@ def _baseline(rows: pl.DataFrame, manifest: Manifest | None) -> _Baseline:
 
 
 def _held_on(manifest: Manifest | None, rank: int, device: str) -> dict[str, int]:
-    """What the recorder measured on this rank, if this is the device that it measured."""
+    """Bytes that the recorder measured on this rank by component; empty where it measured another device."""
     info = next((info for info in manifest.ranks if info.rank == rank), None) if manifest else None
     measured = (info.device or "cpu") if info else ""
     if info is None or (device != measured if ":" in measured else not device.startswith(measured)):

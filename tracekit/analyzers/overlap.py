@@ -1,4 +1,4 @@
-"""Which part of the communication ran under compute, and which part stood exposed."""
+"""Overlapped and exposed time of communication, by any of its attributes."""
 
 from __future__ import annotations
 
@@ -52,20 +52,11 @@ _SPAN = ("cycle", "lane", "start_ns", "dur_ns")
 
 
 def overlap(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
-    """Communication time of each group, in ns, split into the part under compute and the rest.
+    """Communication time of each group, in ns, split into the part under compute and the rest: OVERLAP_SCHEMA.
 
-    Columns: those of `by` (rank, step, layer, phase, kind, axis unless told otherwise), then
-
-    - `num_collectives`: collectives of the group, those that never ran on a device included;
-    - `comm_ns`: length of the union of the group's communication intervals, within a rank and device, summed
-      over the ranks and devices of the group; null when none of its collectives ran;
-    - `overlapped_ns`: the part of it during which any compute runs on another lane of the same device,
-      whichever step the compute belongs to; `exposed_ns`: the rest;
-    - `overlap_ratio`: overlapped over comm, null when there was no communication.
-
-    Groups may overlap one another, so times of rows do not add up to the time of a coarser grouping.
-    Communication that belongs to no known collective stays in the table, with a null kind and no collective
-    counted.
+    Grouped by `by`, columns of OVERLAP_BY. Groups may overlap one another, so times of rows do not add up to the time
+    of a coarser grouping. Communication that belongs to no known collective stays in the table, with a null kind and
+    no collective counted.
 
     Raises:
         UsageError: `by` names a column that communication cannot be grouped by.

@@ -1,4 +1,4 @@
-"""Who waited for whom: each collective on all of its ranks, on one clock; stragglers; the clocks of the hosts."""
+"""Waits of ranks for one another: collectives on all of their ranks and one clock, stragglers, clocks of hosts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLOCKS_SCHEMA = Schema(
     Column(
         "spread_ns",
         pl.Int64,
-        "Widest distance of one collective from that median: no shorter wait between hosts can be told.",
+        "Widest distance of one collective from that median: no shorter wait between hosts is reliable.",
     ),
     c.NUM_COLLECTIVES.but(meaning="Number of matched collectives that the offset rests on."),
 )
@@ -64,7 +64,7 @@ STRAGGLERS_SCHEMA = Schema(
         "Over the collectives to which it came last: how long the longest-waiting other rank waited.",
     ),
 )
-# Ranks leave these together, so their ends are the same moment on every clock.
+# Ranks leave these together, so their ends are the same instant on every clock.
 _COMMON_END = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -79,7 +79,7 @@ def skew(run: Run) -> pl.DataFrame:
 
 
 def _met(run: Run) -> pl.DataFrame:
-    """SKEW_SCHEMA and `match`, which tells one collective from another of the same step, kind and group."""
+    """SKEW_SCHEMA and `match`, the same number on all ranks of one collective."""
     matched = _matched(run)
     last = pl.col("rank").sort_by("dur_ns", "rank").first().over("match")
     begin = pl.col("start_ns").min().over("match")
@@ -95,11 +95,10 @@ def _met(run: Run) -> pl.DataFrame:
 
 
 def clocks(run: Run) -> pl.DataFrame:
-    """How far each host's clock is ahead of the first host's, by the common ends of matched collectives.
+    """Offset of each host's clock from the first host's, by the common ends of matched collectives: CLOCKS_SCHEMA.
 
-    Columns: host, reference, offset_ns (the median over the collectives), spread_ns (the widest distance of one
-    collective from that median: no wait between hosts that is smaller can be told from clock error), num_collectives.
-    Ranks of an unknown host count as hosts of their own ("rank 3").
+    A wait between hosts that is shorter than the spread cannot be told from clock error. Ranks of an unknown host count
+    as hosts of their own ("rank 3").
     """
     ends = _ends(run)
     if ends.is_empty():
@@ -127,17 +126,18 @@ def clocks(run: Run) -> pl.DataFrame:
 
 
 def stragglers(run: Run) -> pl.DataFrame:
-    """How often each rank came last, how long it waited, and how long the longest-waiting other rank waited for it.
+    """Collectives to which each rank came last, its own waits, and the longest waits for it: STRAGGLERS_SCHEMA.
 
     A collective in which nobody waited longer than the spread of the clocks has no last rank.
     """
     table = _met(run).drop_nulls("transfer_ns")
-    spread = clocks(run)["spread_ns"].max()
+    spread = run.table("clocks")["spread_ns"].max()
     longest = pl.col("wait_ns").max().over("match")
-    told = table.with_columns(longest.alias("longest")).with_columns((pl.col("longest") > (spread or 0)).alias("told"))
-    is_last = pl.col("told") & (pl.col("rank") == pl.col("last_rank"))
+    beyond = pl.col("longest") > (spread or 0)
+    is_last = beyond & (pl.col("rank") == pl.col("last_rank"))
     return (
-        told.group_by("rank")
+        table.with_columns(longest.alias("longest"))
+        .group_by("rank")
         .agg(
             is_last.sum().alias("num_last"),
             pl.len().alias("num_collectives"),
@@ -150,9 +150,9 @@ def stragglers(run: Run) -> pl.DataFrame:
 
 
 def mismatches(run: Run) -> pl.DataFrame:
-    """Where ranks recorded different numbers of the same collective in a step: MISMATCHES_SCHEMA.
+    """Collectives of which ranks recorded different numbers in a step: MISMATCHES_SCHEMA.
 
-    One row a rank that has others than `num_elsewhere`, the number that most ranks have. No waits are told of these.
+    One row for each rank that has another number than most ranks (`num_elsewhere`). No waits are computed for these.
     """
     rows = run.collectives.join(
         turns(run.steps).select("rank", "cycle", "step", "turn"),
@@ -177,7 +177,7 @@ def mismatches(run: Run) -> pl.DataFrame:
 
 def _matched(run: Run) -> pl.DataFrame:
     """Collectives that ran, seen on more than one rank, with their host and its clock's offset."""
-    offsets = clocks(run).select("host", "offset_ns")
+    offsets = run.table("clocks").select("host", "offset_ns")
     return (
         _with_host(run, run.collectives)
         .filter(pl.col("dur_ns").is_not_null(), pl.col("num_matched") > 1)

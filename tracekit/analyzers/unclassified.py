@@ -1,4 +1,4 @@
-"""What the model could not name: device rows of unknown kind, and collectives that were guessed from a name."""
+"""Device rows of unknown kind, and collectives whose kind rests on a name alone."""
 
 from __future__ import annotations
 

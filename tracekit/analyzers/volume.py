@@ -109,7 +109,7 @@ def totals(run: Run) -> pl.DataFrame:
     The backend differs where it emulates one collective by another, as gloo does with reduce-scatter.
     """
     measured = _measured(run, list(_STEP))
-    ran = backend(run).group_by(_STEP).agg(known_sum("passes_numel").alias("backend_numel"))
+    ran = run.table("backend").group_by(_STEP).agg(known_sum("passes_numel").alias("backend_numel"))
     renamed = {"passes_numel": "measured_numel", "plan_passes_numel": "plan_numel"}
     joined = (
         measured.join(_planned(run, list(_STEP)), on=_STEP, how="full", coalesce=True, nulls_equal=True)

@@ -1,4 +1,4 @@
-"""Which rows of a table to show, and in what order."""
+"""Rows and columns of a table that a user asks for, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run: the files somebody recorded, opened once; its tables are made when first asked for."""
+"""A run: recorded files, opened once; its tables are made when first asked for."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def open_run(
 
 
 def _elsewhere(place: str) -> Callable[..., Any]:
-    """The function `module:name` of a room above this one, which nothing here depends on until somebody asks."""
+    """The function `module:name` of a room above this one, imported when it is called for."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
