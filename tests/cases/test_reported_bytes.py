@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from cases import TRUTH, compute_and_comm, opened, rows, told
+from cases import TRUTH, compute_and_comm, opened, reported, rows
 from kineto import COMMON, document, kernel, span, step, write
 
 import tracekit
@@ -69,14 +69,14 @@ def test_an_event_is_kept_with_what_can_be_read_of_it(
     run = opened(tmp_path, TEXT.replace(old, new))
     assert run.events.height == WHOLE
     assert run.events["name"][WHOLE - 1] == name
-    assert told(run) == ([(what, AT, 1)] if what else [])
+    assert reported(run) == ([(what, AT, 1)] if what else [])
     assert compute_and_comm(run) == TRUTH
     assert run.steps["complete"].to_list() == [True]
 
 
 def test_the_same_fault_in_two_events_is_one_row(tmp_path: Path) -> None:
     run = opened(tmp_path, TEXT.replace(b'"tid": 100', b'"tid": nan'))
-    assert told(run) == [(ODD, TEXT.index(b'{"ph"'), TEXT.count(b'"tid": 100'))]
+    assert reported(run) == [(ODD, TEXT.index(b'{"ph"'), TEXT.count(b'"tid": 100'))]
 
 
 INFO = b'{"backend": "nccl", "rank": 0, "world_size": 1}'
@@ -97,7 +97,7 @@ def test_odd_text_around_the_events_costs_neither_event_nor_step(
     tmp_path: Path, old: bytes, new: bytes, what: str, offset: int
 ) -> None:
     run = opened(tmp_path, TEXT.replace(old, new))
-    assert (run.events.height, told(run)) == (WHOLE, [(what, offset, 1)])
+    assert (run.events.height, reported(run)) == (WHOLE, [(what, offset, 1)])
     assert run.ranks.select("rank", "complete").rows() == [(0, True)]
 
 
@@ -120,7 +120,7 @@ def test_bytes_that_are_no_text_are_replaced(
     monkeypatch.setattr(batches, "BATCH_BYTES", block)
     run = opened(tmp_path, TEXT.replace(b"PLACE", written))
     assert run.events["name"][WHOLE - 1] == read
-    assert told(run) == [(UTF8, NAME_AT + place, count)]
+    assert reported(run) == [(UTF8, NAME_AT + place, count)]
     assert opened(tmp_path, TEXT.replace(b"PLACE", "Ψ".encode())).repairs.is_empty()
 
 
@@ -169,7 +169,7 @@ CUTS: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(("data", "kept", "what"), rows(CUTS))
 def test_a_file_that_ends_early_keeps_every_complete_event(tmp_path: Path, data: bytes, kept: int, what: str) -> None:
     run = opened(tmp_path, data)
-    assert (run.events.height, told(run)) == (kept, [(what, len(data), 1)])
+    assert (run.events.height, reported(run)) == (kept, [(what, len(data), 1)])
     assert run.steps.select("step", "complete", "reason").rows() == [(5, True, None), (6, False, what)]
     assert complete_steps(run).rows() == [(0, 5)]
     assert overlap(run).select("step", "overlapped_ns", "exposed_ns").rows() == [(5, 50_000, 50_000)]
@@ -208,7 +208,7 @@ def test_gzip_without_its_end_ends_early_and_is_not_corrupt(tmp_path: Path, data
     assert end == len(text) if text == MANY else len(text) - 8 < end <= len(text)
     assert run.events.height == text[:end].count(b'"args": {}}')
     cut = [("ends early: gzip data without its end", end, 1), (UNCLOSED, end, 1)]
-    assert told(run) == cut[: 1 if text == MANY else 2]
+    assert reported(run) == cut[: 1 if text == MANY else 2]
     assert run.steps["complete"].to_list() == [False]
 
 
@@ -233,11 +233,11 @@ CORRUPT: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(("data", "form", "kept"), rows(CORRUPT))
 def test_corrupt_data_is_not_said_to_end_early(tmp_path: Path, data: bytes, form: str, kept: int | None) -> None:
     run = opened(tmp_path, data, "rank0.json.gz")
-    assert [what.split(" (")[0] for what, _, _ in told(run) if "data" in what] == [f"corrupt: {form} data"]
-    assert not any(what.startswith("ends early") for what, _, _ in told(run))
+    assert [what.split(" (")[0] for what, _, _ in reported(run) if "data" in what] == [f"corrupt: {form} data"]
+    assert not any(what.startswith("ends early") for what, _, _ in reported(run))
     assert run.events.height == kept if kept else 100 < run.events.height < 3001
     if kept:
-        assert told(run)[0][1:] == (len(TEXT), 1)
+        assert reported(run)[0][1:] == (len(TEXT), 1)
     assert run.steps["complete"].to_list() == [False]
 
 
@@ -260,4 +260,4 @@ ZSTD: list[tuple[Any, ...]] = [
 )
 def test_zstd_frames(tmp_path: Path, data: bytes, repairs: list[tuple[Any, ...]]) -> None:
     run = opened(tmp_path, data, "rank0.json.zst")
-    assert (run.events.height, told(run)) == (WHOLE, repairs)
+    assert (run.events.height, reported(run)) == (WHOLE, repairs)

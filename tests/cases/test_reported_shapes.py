@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from cases import TRUTH, compute_and_comm, opened, refused, rows, told
+from cases import TRUTH, compute_and_comm, opened, refused, reported, rows
 from kineto import COMMON, GEMM, document, span, step, write
 
 import tracekit
@@ -36,7 +36,7 @@ def test_content_decides_not_the_suffix(tmp_path: Path, name: str, data: bytes) 
     assert opened(tmp_path, data, name).events.height == N
     run = tracekit.open(tmp_path)
     assert run.ranks.select("rank", "rank_from", "num_events").rows() == [(0, "distributedInfo", N)]
-    assert told(run) == []
+    assert reported(run) == []
 
 
 # google/perfetto#432, pytorch/kineto#760
@@ -101,7 +101,7 @@ ACCEPTED: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(("data", "repairs", "complete"), rows(ACCEPTED))
 def test_forms_of_the_list_of_events(tmp_path: Path, data: bytes, repairs: list[Any], complete: bool) -> None:
     run = opened(tmp_path, data, "rank3.json")
-    assert (run.events.height, compute_and_comm(run), told(run)) == (N, TRUTH, repairs)
+    assert (run.events.height, compute_and_comm(run), reported(run)) == (N, TRUTH, repairs)
     assert run.steps["complete"].to_list() == [complete]
     told_rank = b"distributedInfo" in data
     assert run.ranks.select("rank", "rank_from").rows() == [(0, "distributedInfo") if told_rank else (3, "file name")]
@@ -133,7 +133,7 @@ def test_the_last_of_equal_keys_counts(tmp_path: Path, old: bytes, new: bytes, d
         "ph", "tid", "ts_ns", "dur_ns", "external_id"
     ).rows() == [("X", 100, 7000, 5000, 3)]
     assert run.ranks.select("rank", "rank_from").rows() == [(0, "distributedInfo")]
-    assert [what for what, *_ in told(run)] == ([] if damage == b"op" else ["illegal escape in text"])
+    assert [what for what, *_ in reported(run)] == ([] if damage == b"op" else ["illegal escape in text"])
 
 
 def test_of_two_lists_the_same_is_kept_whatever_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,14 +170,14 @@ TYPES: list[tuple[Any, ...]] = [
 def test_a_field_of_another_type_costs_no_event(tmp_path: Path, changed: dict[str, Any], read: dict[str, Any]) -> None:
     run = tracekit.open(write(tmp_path / "rank0.json", [*COMMON, {**span("op", 1150, 3), **changed}]))
     assert run.events.filter(name="op").select(list(PLACED)).row(0, named=True) == PLACED | read
-    assert (compute_and_comm(run), told(run)) == (TRUTH, [])
+    assert (compute_and_comm(run), reported(run)) == (TRUTH, [])
 
 
 @pytest.mark.parametrize("args", [[], "text", 7, True])
 def test_arguments_that_are_no_object_are_told(tmp_path: Path, args: Any) -> None:
     run = tracekit.open(write(tmp_path / "rank0.json", [*COMMON, span("op", 1150, 3) | {"args": args}]))
     assert (run.events.height, compute_and_comm(run)) == (N + 1, TRUTH)
-    assert [(what, count) for what, _, count in told(run)] == [("arguments that cannot be read", 1)]
+    assert [(what, count) for what, _, count in reported(run)] == [("arguments that cannot be read", 1)]
 
 
 @pytest.mark.parametrize("ph", ["X", "i"])
@@ -186,7 +186,7 @@ def test_a_type_or_a_field_that_comes_late_is_kept(tmp_path: Path, ph: str) -> N
     run = tracekit.open(write(tmp_path / "rank0.json", [*early, span("late", 200.5, 3), span("later", "300", 1.5)]))
     assert run.events["ts_ns"].to_list() == [*range(0, 150_000, 1000), 200_500, 300_000]
     assert run.work.select("name", "start_ns", "dur_ns").rows() == [("late", 200_500, 3_000), ("later", 300_000, 1_500)]
-    assert told(run) == ([("no duration, or an impossible one", None, 150)] if ph == "X" else [])
+    assert reported(run) == ([("no duration, or an impossible one", None, 150)] if ph == "X" else [])
 
 
 DEEP = b'{"ph": "X", "name": "deep", "ts": 1, "dur": 1, "args": {"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}}, "
@@ -211,7 +211,7 @@ def test_an_event_made_to_exhaust_its_reader_costs_itself_only(
     tmp_path: Path, first: bytes, kept: int, repairs: list[tuple[Any, ...]]
 ) -> None:
     run = opened(tmp_path, TEXT[:START] + first + TEXT[START:])
-    assert (run.events.height, compute_and_comm(run), told(run)) == (kept, TRUTH, repairs)
+    assert (run.events.height, compute_and_comm(run), reported(run)) == (kept, TRUTH, repairs)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
@@ -232,6 +232,6 @@ def test_two_ranks_in_one_file_are_told(tmp_path: Path, between: bytes) -> None:
     second = json.dumps(document([step(6, 2000, 200), *GEMM], rank=1, world_size=2)).encode()
     run = opened(tmp_path, first + between + second)
     assert run.events.height == N + 3
-    assert told(run)[0] == ("corrupt: text between events", len(first) - 2, 1)
+    assert reported(run)[0] == ("corrupt: text between events", len(first) - 2, 1)
     assert run.missing_ranks == [1]
     assert run.steps.select("step", "complete").rows() == [(5, True), (6, False)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import TRUTH, compute_and_comm, opened, rows, told
+from cases import TRUTH, compute_and_comm, opened, reported, rows
 from gpu import Rank
 from kineto import BACKWARD, COMMON, document, flow, kernel, span, step, write
 
@@ -82,7 +82,7 @@ STARTS: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(("written", "ns", "repairs"), rows(STARTS))
 def test_starts(tmp_path: Path, written: bytes, ns: int | None, repairs: list[Any]) -> None:
     run = opened(tmp_path, TEXT.replace(b"7777", written))
-    assert (op(run), told(run), compute_and_comm(run)) == ((ns, 5_000), repairs, TRUTH)
+    assert (op(run), reported(run), compute_and_comm(run)) == ((ns, 5_000), repairs, TRUTH)
 
 
 # pytorch/kineto#646, ROCm/rocm-systems#1568
@@ -109,7 +109,7 @@ LENGTHS: list[tuple[Any, ...]] = [
 def test_lengths(tmp_path: Path, written: bytes, ns: int | None, repairs: list[Any], category: str) -> None:
     text = TEXT[:AT] + TEXT[AT:].replace(b'"dur": 5', b'"dur": ' + written).replace(b"cpu_op", category.encode())
     run = opened(tmp_path, text)
-    assert (op(run), told(run)) == ((7_777_000, ns), repairs)
+    assert (op(run), reported(run)) == ((7_777_000, ns), repairs)
     zero = [("compute", 7_777_000, 0)] if (category, ns) == ("kernel", 0) else []
     assert compute_and_comm(run) == [*TRUTH, *zero]
     assert overlap(run, by=["rank"]).select("comm_ns", "overlapped_ns", "exposed_ns").rows() == [
@@ -156,7 +156,7 @@ def test_the_base_is_added_or_told(tmp_path: Path, written: Any, base: int, faul
     run = opened(tmp_path, text.replace(b'"schema": 1', b'"schema" 1') if place == "in a damaged head" else text)
     assert op(run) == (base + 7_777_000, 5_000)
     damage = [("corrupt: text before the events", 0, 1)] if place == "in a damaged head" else []
-    assert told(run) == ([("baseTimeNanoseconds that no clock shows", None, 1)] if fault else []) + damage
+    assert reported(run) == ([("baseTimeNanoseconds that no clock shows", None, 1)] if fault else []) + damage
 
 
 SAME: list[tuple[Any, ...]] = [
@@ -183,7 +183,7 @@ def test_ranks_with_different_bases_meet(tmp_path: Path, bases: list[Any], shift
     starts = run.collectives["start_ns"].unique().to_list()
     assert len(starts) == 1
     assert skew(run).select("transfer_ns", "wait_ns").rows() == [(500_000, 0), (500_000, 0)]
-    assert told(run) == []
+    assert reported(run) == []
 
 
 # AMD-AGI/TraceLens#669, AMD-AGI/Hyperloom#1116, pytorch/kineto#136
@@ -261,4 +261,4 @@ def test_the_order_of_the_file_and_the_clock_change_no_answer(tmp_path: Path, sh
             for number, at, dur in ((5, 1010, 100), (5, 1060, 100), (6, 1210, 5))
         ]
         assert overlap(run, by=["rank"]).select("overlapped_ns", "exposed_ns").rows() == [(50_000, 50_000)]
-        assert told(run) == []
+        assert reported(run) == []

@@ -24,7 +24,7 @@ def opened(folder: Path, data: bytes, name: str = "rank0.json") -> Run:
     return tracekit.open(folder / name, cache=False)
 
 
-def told(run: Run) -> list[tuple[Any, ...]]:
+def reported(run: Run) -> list[tuple[Any, ...]]:
     """The repairs: what, at which byte, how often."""
     return run.repairs.select("what", "offset", "count").rows()
 

@@ -6,6 +6,7 @@ import pytest
 from kineto import GEMM, kernel, span, step, write
 
 import tracekit
+from tracekit import cli
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.unclassified import unclassified
 from tracekit.errors import UsageError
@@ -46,6 +47,17 @@ def test_patterns_are_given_or_named_or_lie_beside_the_run(tmp_path: Path, monke
     assert kind(patterns=files["given.toml"]) == ["all_gather"]
     assert kind(patterns=[Pattern("^my_ring", "all_reduce")]) == ["all_reduce"]
     assert kind(patterns=[]) == []
+
+
+def test_the_command_takes_a_file_of_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write(tmp_path / "r.json", [step(5, 1000, 200), *RING])
+    path = tmp_path / "mine.toml"
+    path.write_text('[[communication]]\nname = "^my_ring"\nkind = "reduce"\n')
+    command = ["show", "collectives", str(trace), "--columns", "kind", "--format", "csv", "-o", "-"]
+    assert cli.run([*command, "--patterns", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["kind", "reduce"]
+    assert cli.run([*command, "--patterns", str(tmp_path / "nowhere.toml")]) == 2
+    assert "nowhere.toml: not a file of patterns" in capsys.readouterr().err
 
 
 def test_the_working_folder_does_not_decide_what_is_communication(

@@ -54,6 +54,15 @@ LimitOption = Annotated[
 ]
 ColumnsOption = Annotated[str, typer.Option("--columns", help="Only these columns, in this order.", show_default=False)]
 
+PatternsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Names of your own communication kernels (TOML); default: tracekit-patterns.toml in the run's folder.",
+        show_default=False,
+    ),
+]
+
 
 def run_path(text: str) -> Path:
     """The path that a user names a run by.

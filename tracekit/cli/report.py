@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekit.cli.options import CycleOption, ForceOption, NoCacheOption, RunArgument
+from tracekit.cli.options import CycleOption, ForceOption, NoCacheOption, PatternsOption, RunArgument
 from tracekit.text import plain_line
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def command(
     force: ForceOption = False,
     cycle: CycleOption = None,
     no_cache: NoCacheOption = False,
+    patterns: PatternsOption = None,
     hta: Annotated[bool, typer.Option("--hta", help="Add what HolisticTraceAnalysis says of the same trace.")] = False,
 ) -> None:
     """Write the dashboard (report.html), its numbers (report.json) and a Perfetto trace (trace.pftrace).
@@ -45,7 +46,7 @@ def command(
         opened = []
         for path in runs:
             tell(f"reading {path}")
-            opened.append(tracekit.open(path, cache=not no_cache, cycle=cycle))
+            opened.append(tracekit.open(path, cache=not no_cache, cycle=cycle, patterns=patterns))
         tell(f"writing {output}")
         paths = write_report(opened, output, force=force, hta=hta)
     tell_report(paths)

@@ -16,6 +16,7 @@ from tracekit.cli.options import (
     LimitOption,
     NoCacheOption,
     OutputOption,
+    PatternsOption,
     RankOption,
     RunArgument,
     SortOption,
@@ -58,6 +59,7 @@ def command(
     force: ForceOption = False,
     cycle: CycleOption = None,
     no_cache: NoCacheOption = False,
+    patterns: PatternsOption = None,
 ) -> None:
     """Print a table of a run."""
     entry = table_registry.find(table)
@@ -68,6 +70,6 @@ def command(
 
     asked = wanted(step=step, rank=rank, sort=sort, columns=columns, limit=limit)
     with reading() as tell:
-        run = tracekit.open(runs, cache=not no_cache, cycle=cycle, progress=tell)
+        run = tracekit.open(runs, cache=not no_cache, cycle=cycle, progress=tell, patterns=patterns)
     frame = run.table(entry.name, by=names(by))
     out.write_table(frame, table=entry, run=run, asked=asked, chosen=form, output=output, force=force)

@@ -148,20 +148,12 @@ def read_traces(
     refuse_duplicates([r.source for r in read], ranked)
     ranks = [r.rank for r in ranked]
     size = world_size(metadata, manifest.world_size if manifest else None)
-    of_files = [
-        *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.opened.findings),
-        *({"file": _path_text(path), **asdict(finding)} for path, finding in left_out),
-        *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
-    ]
-    of_ranks = [
-        _row(read[index].source, ranks[index], f) if index is not None else {"cycle": chosen, **asdict(f)}
-        for index, f in rank_findings(ranks, metadata, size)
-    ]
+    of_ranks = rank_findings(ranks, metadata, size)
     return Traces(
         read,
         ranks,
         files=_files(everything, read, ranked, manifest),
-        repairs=pl.DataFrame([*of_files, *of_ranks], schema=REPAIRS_SCHEMA),
+        repairs=_repairs(read, ranks, left_out, unusable, of_ranks),
         world_size=size,
         missing=missing_ranks(ranks, size),
     )
@@ -247,6 +239,25 @@ def _path_text(path: Path) -> str:
 
 def _row(source: Source, rank: int | None, finding: Finding) -> dict[str, object]:
     return {"file": _path_text(source.path), "rank": rank, "cycle": source.cycle, **asdict(finding)}
+
+
+def _repairs(
+    read: list[_Read],
+    ranks: list[int],
+    left_out: list[LeftOut],
+    unusable: list[tuple[Source, Finding]],
+    of_ranks: list[tuple[int | None, Finding]],
+) -> pl.DataFrame:
+    of_files = [
+        *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.opened.findings),
+        *({"file": _path_text(path), **asdict(finding)} for path, finding in left_out),
+        *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
+    ]
+    whole_run = {"cycle": read[0].source.cycle}
+    rows = [
+        whole_run | asdict(f) if index is None else _row(read[index].source, ranks[index], f) for index, f in of_ranks
+    ]
+    return pl.DataFrame([*of_files, *rows], schema=REPAIRS_SCHEMA)
 
 
 def _files(
