@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 from fakes import run_of
+from polars.testing import assert_frame_equal
 
 import tracekit
 from tracekit.errors import UsageError
-from tracekit.table_registry import TABLES, find, names
+from tracekit.table_registry import RANK, TABLES, find, names
 from tracekit.table_schema import Column, Groupings, Schema
 
 ROOT = Path(__file__).parents[2]
@@ -120,3 +122,20 @@ def test_keys_of_a_grouping():
     added = Groupings(columns, default=("a",), always=("a",))
     assert (replaced.keys(None, "t"), replaced.keys(["c"], "t"), replaced.keys([], "t")) == (["a", "b"], ["c"], [])
     assert (added.keys(None, "t"), added.keys(["c", "a"], "t")) == (["a"], ["a", "c"])
+
+
+@pytest.fixture(scope="module")
+def whole_and_alone():
+    """A run of four ranks, and one of its ranks."""
+    return [tracekit.open(ROOT / "traces" / path, cache=False) for path in ("hsdp", "hsdp/rank1.json.gz")]
+
+
+@pytest.mark.parametrize("name", [table.name for table in TABLES if table.needs == RANK])
+def test_a_ranks_rows_need_its_file_alone(name, whole_and_alone):
+    needs_hta(name)
+    rows, own = (run.table(name).filter(pl.col("rank") == 1) for run in whole_and_alone)
+    if name == "repairs":  # some are of the run as a whole
+        rows, own = (frame.drop_nulls("file") for frame in (rows, own))
+    if name == "work":  # calls are counted over all ranks
+        rows, own = (frame.drop("call") for frame in (rows, own))
+    assert_frame_equal(rows, own, rel_tol=1e-12)

@@ -45,7 +45,7 @@ def _section(table: Table) -> str:
 def _needs(table: Table) -> str:
     if table.needs == table_registry.RANK:
         return "one rank: the rows of a rank are made from its file alone"
-    return "the files of all ranks that took part; what one of them lacks is null"
+    return "all ranks: of those that are not at hand nothing is counted, and what only they could tell is null"
 
 
 def _grouped(groupings: Groupings) -> str:
