@@ -19,5 +19,10 @@ def complete_steps(run: Run) -> pl.DataFrame:
 
 def of_complete_steps(run: Run, table: pl.DataFrame) -> pl.DataFrame:
     """The rows of complete steps, numbered or not; all rows where the run has no step that is complete."""
+    return of_complete_steps_alone(run, table) if run.steps["complete"].any() else table
+
+
+def of_complete_steps_alone(run: Run, table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of complete steps, numbered or not; none where the run has no step that is complete."""
     whole = run.steps.filter("complete").select(_STEP).unique()
-    return table.join(whole, on=list(_STEP), how="semi", nulls_equal=True) if whole.height else table
+    return table.join(whole, on=list(_STEP), how="semi", nulls_equal=True)

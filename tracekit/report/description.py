@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit.analyzers.complete_steps import of_complete_steps_alone
+
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
@@ -39,14 +41,9 @@ def description(run: Run) -> dict[str, Any]:
 
 def summary(run: Run) -> dict[str, Number]:
     """The numbers that runs are compared by, means over complete steps and ranks unless named otherwise."""
-    whole = run.steps.filter("complete").select("rank", "step").unique()
-
-    def complete(table: pl.DataFrame) -> pl.DataFrame:
-        return table.join(whole, on=["rank", "step"], how="semi", nulls_equal=True)
-
-    steps = complete(run.table("breakdown"))
-    hidden = complete(run.table("overlap", by=("rank", "step")))
-    moved = complete(run.table("totals"))
+    steps = of_complete_steps_alone(run, run.table("breakdown"))
+    hidden = of_complete_steps_alone(run, run.table("overlap", by=("rank", "step")))
+    moved = of_complete_steps_alone(run, run.table("totals"))
     comm = int(hidden["comm_ns"].sum())
     return {
         "step_ns": _mean(steps["step_ns"]),
