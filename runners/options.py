@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from runners.strategies.base import Strategy
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 YES_NO = argparse.BooleanOptionalAction
 
@@ -140,26 +137,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
 EVERYWHERE = frozenset({"freeze", "activation-checkpointing", "clip-grad-norm"})
 
 
-def add(parser: argparse.ArgumentParser, strategy: type[Strategy]) -> None:
-    """Adds the options that the strategy takes."""
+def add(parser: argparse.ArgumentParser, takes: Collection[str]) -> None:
+    """Adds the options that a strategy takes."""
     for option, about in OPTIONS.items():
-        if option in strategy.takes:
+        if option in takes:
             parser.add_argument(f"--{option}", **about)
 
 
-def refusal(left: Sequence[str], name: str, strategy: type[Strategy]) -> str:
+def refusal(left: Sequence[str], name: str, refuses: Mapping[str, str]) -> str:
     """One sentence about the arguments that the parser did not know; of other strategies' options, why not."""
     for text in left:
         option = text.partition("=")[0].removeprefix("--").removeprefix("no-")
         if option in OPTIONS:
-            return f"{name} has no --{option}: {strategy.refuses.get(option, 'leave it out')}"
+            return f"{name} has no --{option}: {refuses.get(option, 'leave it out')}"
     return f"unrecognized arguments: {' '.join(left)}"
 
 
-def told(args: argparse.Namespace, strategy: type[Strategy]) -> dict[str, Any]:
-    """The strategy's options as the manifest has them: names with underscores, values as JSON takes them."""
+def told(args: argparse.Namespace, takes: Collection[str]) -> dict[str, Any]:
+    """A strategy's options as the manifest has them: names with underscores, values as JSON takes them."""
     values: dict[str, Any] = {}
-    for option in sorted(strategy.takes):
+    for option in sorted(takes):
         value = getattr(args, option.replace("-", "_"))
         values[option.replace("-", "_")] = dict(value) if option == "reshard" and value else value
     return values

@@ -63,7 +63,7 @@ def make_parser(name: str | None) -> argparse.ArgumentParser:
     add("--active", type=int, default=3, help="steps recorded")
     add("--repeat", type=int, default=1, help="how often wait, warm up and record")
     if name is not None:
-        options.add(parser, strategies.load(name))
+        options.add(parser, strategies.load(name).takes)
     return parser
 
 
@@ -79,7 +79,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, type[Strategy]]:
     strategy, parser = strategies.load(name), make_parser(name)
     args, left = parser.parse_known_args(argv)
     if left:
-        parser.error(options.refusal(left, name, strategy))
+        parser.error(options.refusal(left, name, strategy.refuses))
     longest = SIZES[args.model].max_seq_len
     if args.seq_len > longest:
         parser.error(f"--seq-len {args.seq_len} is more than the {longest} of {args.model}; give less")
@@ -127,7 +127,7 @@ def make_recorder(setup: Setup, strategy: Strategy, model: torch.nn.Module, opti
     args, about = setup.args, strategy.describe()
     common = {"model": args.model, "layers": size.layers, "tied": size.tied, "vocab": size.vocab}
     common |= {"seq_len": args.seq_len, "batch_size": args.batch_size, "seed": args.seed}
-    told = common | options.told(args, type(strategy)) | about.pop("options", {})
+    told = common | options.told(args, strategy.takes) | about.pop("options", {})
     schedule = Schedule(args.wait, args.warmup, args.active, args.repeat)
     return Recorder(
         args.out or f"traces/{args.strategy}-{args.model}-{setup.world_size}",

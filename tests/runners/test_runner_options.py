@@ -90,7 +90,7 @@ def test_refusals_are_one_sentence(capsys, argv, sentence):
 
 def test_told_options_are_json():
     args, strategy = train.parse(["--strategy", "fsdp2", "--reshard", "layers.0=false", "--freeze", "norm"])
-    told = options.told(args, strategy)
+    told = options.told(args, strategy.takes)
     assert (told["reshard"], told["freeze"], told["forward_prefetch"]) == ({"layers.0": False}, ["norm"], 0)
     assert told["sync_every_micro_batch"] is True
     assert told["compile"] is None
