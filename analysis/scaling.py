@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 import script
 
-from tracekit import plan, theory
-from tracekit.plan.build import manifest, model_buffers, model_parameters
+from tracekit import plan, strategies, theory
+from tracekit.plan.build import of_model
 from tracekit.plan.plan_totals import totals
 from tracekit.reference_models import SIZES
 
@@ -19,19 +19,19 @@ STRATEGIES = ["ddp", "zero1", "zero2", "zero2-fsdp2", "zero3-deepspeed", "fsdp2"
 MEASURES = ["theory_psi", "plan_psi", "wire_bytes", "theory_bytes", "held_bytes", "peak_bytes"]
 
 
-def scaling(model: str, strategies: list[str], sizes: list[int]) -> pl.DataFrame:
+def scaling(model: str, names: list[str], sizes: list[int]) -> pl.DataFrame:
     """A row a strategy and size of the group: what rank 0 sends in a step, and holds between and inside steps.
 
     `theory_bytes` and `held_bytes` are model states between steps; `peak_bytes` has no activations in it.
     """
-    rows = [(model, strategy, ranks, *measures(model, strategy, ranks)) for strategy in strategies for ranks in sizes]
+    rows = [(model, strategy, ranks, *measures(model, strategy, ranks)) for strategy in names for ranks in sizes]
     return pl.DataFrame(rows, ["model", "strategy", "num_ranks", *MEASURES], orient="row")
 
 
 def measures(model: str, strategy: str, ranks: int) -> tuple[object, ...]:
     """Values of MEASURES, by the closed form and by the plan."""
     size, stage = SIZES[model], theory.strategy_stage(strategy) or 0
-    made = manifest(strategy, model_parameters(size), mesh={"dp_shard": ranks}, buffers=model_buffers(size))
+    made = of_model(strategy, size, mesh={strategies.find(strategy).axes[0]: ranks})
     sent, holds = totals(plan.plan(made)), plan.memory(made)
     states = round(theory.zero_memory_per_gpu(made.psi, ranks, stage))
     volume = (theory.stage_passes(stage), sent["passes_numel"] / made.psi, sent["wire_bytes"])
