@@ -25,6 +25,7 @@ HIDDEN_BY_SCHEMA = Schema(
     c.LAYER,
     c.PHASE,
     KIND,
+    c.SEQ,
     c.START_NS,
     c.DUR_NS,
     c.OVERLAPPED_NS.but(meaning="Time of the collective that compute hid: the sum of its `hidden_ns`."),

@@ -105,7 +105,7 @@ def communication(run: Run) -> pl.DataFrame:
     )
     counted = (pl.col("index") == pl.col("first")).fill_null(value=False).alias("is_collective")
     never = run.collectives.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(value=True).alias("is_collective"))
-    columns = [*dict.fromkeys((*OVERLAP_BY.names, *_SPAN)), "index", "issued_ns", "wait_ns", "is_collective"]
+    columns = [*dict.fromkeys((*OVERLAP_BY.names, *_SPAN)), "index", "seq", "issued_ns", "wait_ns", "is_collective"]
     parts = [of_calls.with_columns(counted), alone.with_columns(counted), never]
     return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
 
