@@ -7,7 +7,7 @@ import polars as pl
 from tracekit.table_schema import Column
 
 _UNSIZED = "no size is known"
-NO_PSI = "without a manifest, which tells Ψ"
+NO_PSI = "without a manifest, which has Ψ"
 
 # Where in the run.
 RANK = Column("rank", pl.Int32, "Rank of the process that recorded it.")
@@ -21,7 +21,7 @@ STEP = Column(
 INDEX = Column("index", pl.Int64, "Position of its event among the entries of its file, from 0.")
 DEVICE = Column("device", pl.String, "Device of the rank: `cuda:0` and so on, or `cpu`.")
 LANE = Column("lane", pl.String, "Where work runs serially: a stream of the device, or a thread.")
-HOST = Column("host", pl.String, "Name of the machine.", "neither trace nor manifest tells it")
+HOST = Column("host", pl.String, "Name of the machine.", "in neither trace nor manifest")
 
 # What it was for.
 LAYER = Column(
@@ -29,7 +29,7 @@ LAYER = Column(
     pl.String,
     "Module by its fully qualified name; with FSDP the wrapped unit (empty: the root), of a bucket the span "
     "`first..last` that it covers.",
-    "nothing in trace or manifest tells it",
+    "in neither trace nor manifest",
 )
 LAYER_FROM = Column(
     "layer_from",
@@ -52,15 +52,13 @@ BACKEND_KIND = Column(
     pl.String,
     "Collective that the backend ran for it: gloo, for one, emulates reduce_scatter by all_reduce.",
 )
-AXIS = Column(
-    "axis", pl.String, "Axis of the device mesh: dp_replicate, dp_shard or tp.", "it is not known which axis it is of"
-)
+AXIS = Column("axis", pl.String, "Axis of the device mesh: dp_replicate, dp_shard or tp.", "its axis is unknown")
 GROUP = Column("group", pl.String, "Process group, by its name in the trace.", "the trace names none (gloo, old NCCL)")
-GROUP_SIZE = Column("group_size", pl.Int32, "Number of ranks in the process group.", "neither trace nor mesh tells it")
+GROUP_SIZE = Column("group_size", pl.Int32, "Number of ranks in the process group.", "in neither trace nor mesh")
 SEQ = Column(
     "seq", pl.Int64, "Sequence number of the collective in its group.", "the trace has none (before torch 2.12)"
 )
-DTYPE = Column("dtype", pl.String, "Data type of the elements, by torch's name.", "the trace does not tell it")
+DTYPE = Column("dtype", pl.String, "Data type of the elements, by torch's name.", "not in the trace")
 IN_NUMEL = Column("in_numel", pl.Int64, "Elements of this rank's input.", _UNSIZED)
 OUT_NUMEL = Column("out_numel", pl.Int64, "Elements of this rank's output.", _UNSIZED)
 PAYLOAD_BYTES = Column(

@@ -77,7 +77,7 @@ def command(
     """From the ZeRO paper's closed form to the recorded volume, in named terms that add up.
 
     What a run should send is known by its manifest. Of a trace without one, [bold]--strategy[/] and
-    [bold]--params[/], or [bold]--plan[/], tell it.
+    [bold]--params[/], or [bold]--plan[/], say it.
     """
     import tracekit
     from tracekit.analyzers.expectation import expectation

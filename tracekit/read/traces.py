@@ -36,7 +36,7 @@ from tracekit.table_schema import Column, Schema
 _NOT_READ = "its cycle was not read"
 FILES_SCHEMA = Schema(
     Column("file", pl.String, "Path of the file."),
-    c.RANK.but(meaning="Rank whose trace it is.", null=f"{_NOT_READ} and its name tells no rank"),
+    c.RANK.but(meaning="Rank whose trace it is.", null=f"{_NOT_READ} and its name has no rank"),
     Column(
         "rank_from",
         pl.String,
@@ -44,7 +44,7 @@ FILES_SCHEMA = Schema(
         "`rank` is null",
     ),
     c.CYCLE,
-    c.HOST.but(null=f"neither trace nor manifest tells it, or {_NOT_READ}"),
+    c.HOST.but(null=f"in neither trace nor manifest, or {_NOT_READ}"),
     Column("num_events", pl.Int64, "Number of events in it.", _NOT_READ),
 )
 REPAIRS_SCHEMA = Schema(
