@@ -132,7 +132,6 @@ def test_no_modules_import_one_another_in_a_circle():
 # Folders that hold more, each with the reason.
 CROWDED = {
     "tracekit": 16,  # what every room may use: a fact a module, and the two registries
-    "tracekit/report": 17,  # what is drawn (rows, specifications, library) wants a room of its own
 }
 
 

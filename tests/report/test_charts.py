@@ -10,8 +10,8 @@ from planned_runs import run_as_planned
 
 from tracekit.errors import UsageError
 from tracekit.layer_names import NO_LAYER, ROOT
-from tracekit.report import chart_rows, chart_specs, style, thinning, timeline, vega_lite, waterfall
-from tracekit.report.charts import CHARTS, chart
+from tracekit.report.drawing import chart_rows, chart_specs, style, thinning, timeline, vega_lite, waterfall
+from tracekit.report.drawing.charts import CHARTS, chart
 
 
 def spec(name, run):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tracekit.errors import UsageError
-from tracekit.report import library as lib
+from tracekit.report.drawing import library as lib
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ class Run:
         Raises:
             UsageError: there is no such chart (the message lists them), or the run holds nothing that it could draw.
         """
-        return _elsewhere("tracekit.report.charts:chart")(self, name)
+        return _elsewhere("tracekit.report.drawing.charts:chart")(self, name)
 
 
 def open_run(

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from tracekit.report import wording
-from tracekit.report.library import library
+from tracekit.report.drawing.library import library
 from tracekit.report.page_tables import Table
 from tracekit.report.sections import Analysed, file_tables, sections, trusted
 from tracekit.text import plain_line

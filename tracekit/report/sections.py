@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tracekit.report import chart_rows, chart_specs, wording
-from tracekit.report.charts import CHARTS
+from tracekit.report import wording
+from tracekit.report.drawing import chart_rows, chart_specs
+from tracekit.report.drawing.charts import CHARTS
 from tracekit.report.page_tables import Table, first_rows
 from tracekit.text import plain_line
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from tracekit.model.run import Run
-    from tracekit.report.vega_lite import Spec
+    from tracekit.report.drawing.vega_lite import Spec
 
 
 @dataclass(frozen=True)

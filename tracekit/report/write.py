@@ -9,8 +9,8 @@ from tracekit import table_registry
 from tracekit.errors import UsageError
 from tracekit.export.files import replacing
 from tracekit.export.perfetto import write_trace
-from tracekit.report.chart_rows import run_names
 from tracekit.report.description import description, summary
+from tracekit.report.drawing.chart_rows import run_names
 from tracekit.report.page import dashboard
 from tracekit.report.sections import HTA, Analysed
 from tracekit.report.sentences import sentences

@@ -1,4 +1,4 @@
-"""What each chart of the page draws: a run in, few rows of plain numbers out (columns as `report.chart_specs` asks).
+"""What each chart of the page draws: a run in, few rows of plain numbers out (columns as `chart_specs` asks).
 
 Results come from the analyses; here they are averaged over steps where the chart says so, turned into ms
 and MiB, and thinned where there are more rows than a chart should hold. What was left out or merged is said
@@ -15,8 +15,8 @@ import polars as pl
 from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.analyzers.exposure import ADVICE
 from tracekit.layer_names import layer_label
-from tracekit.report import style, thinning
-from tracekit.report.thinning import mib, ms
+from tracekit.report.drawing import style, thinning
+from tracekit.report.drawing.thinning import mib, ms
 from tracekit.text import plain_line
 from tracekit.theory import passes_by_kind, strategy_stage
 from tracekit.units import BYTES_PER_MIB, NS_PER_MS

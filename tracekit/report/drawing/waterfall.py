@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analyzers.ledger import MEASURED, THEORY, UNEXPLAINED
-from tracekit.report import style
-from tracekit.report import vega_lite as vl
-from tracekit.report.chart_rows import Drawn
-from tracekit.report.vega_lite import Spec, nominal, quantitative
+from tracekit.report.drawing import style
+from tracekit.report.drawing import vega_lite as vl
+from tracekit.report.drawing.chart_rows import Drawn
+from tracekit.report.drawing.vega_lite import Spec, nominal, quantitative
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run

@@ -4,8 +4,8 @@ Charts of several runs may be drawn to one scale: `top` is the largest value it 
 
 Every chart carries two selections that a page may share among charts: `pick_layer` and `pick_rank`. A click
 on a mark that belongs to a layer or a rank picks it; what belongs to another is drawn faintly. Frames hold
-few rows of plain numbers (`tracekit.report.chart_rows` makes them); names in them are data to the chart, never part of
-an expression.
+few rows of plain numbers (`tracekit.report.drawing.chart_rows` makes them); names in them are data to the chart,
+never part of an expression.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.report import style
-from tracekit.report import vega_lite as vl
-from tracekit.report.vega_lite import Spec, nominal, quantitative
+from tracekit.report.drawing import style
+from tracekit.report.drawing import vega_lite as vl
+from tracekit.report.drawing.vega_lite import Spec, nominal, quantitative
 
 BAR_STEP = 24
 

@@ -1,7 +1,8 @@
 """Parts of Vega-Lite specifications: sizes, scales, colours, selections, data.
 
-A specification is plain data, so that a page is written without altair; :func:`tracekit.report.charts.chart` hands the
-same to altair. Names of fields and all that is not data are ours, never a trace's.
+A specification is plain data, so that a page is written without altair;
+:func:`tracekit.report.drawing.charts.chart` hands the same to altair. Names of fields and all that is not data are
+ours, never a trace's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.report import style
+from tracekit.report.drawing import style
 from tracekit.text import plain_line
 
 Spec = dict[str, Any]

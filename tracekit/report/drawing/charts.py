@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.errors import UsageError
-from tracekit.report import chart_rows, chart_specs, timeline, waterfall
-from tracekit.report.chart_rows import Drawn
-from tracekit.report.vega_lite import Spec
+from tracekit.report.drawing import chart_rows, chart_specs, timeline, waterfall
+from tracekit.report.drawing.chart_rows import Drawn
+from tracekit.report.drawing.vega_lite import Spec
 
 if TYPE_CHECKING:
     import altair as alt

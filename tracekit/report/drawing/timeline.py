@@ -9,11 +9,11 @@ import polars as pl
 from tracekit import units
 from tracekit.export.slices import slices
 from tracekit.layer_names import layer_label
-from tracekit.report import style, thinning
-from tracekit.report import vega_lite as vl
-from tracekit.report.chart_rows import Drawn
-from tracekit.report.thinning import mib, ms
-from tracekit.report.vega_lite import Spec, nominal, quantitative
+from tracekit.report.drawing import style, thinning
+from tracekit.report.drawing import vega_lite as vl
+from tracekit.report.drawing.chart_rows import Drawn
+from tracekit.report.drawing.thinning import mib, ms
+from tracekit.report.drawing.vega_lite import Spec, nominal, quantitative
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run

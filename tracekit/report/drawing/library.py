@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tracekit.errors import UsageError
-from tracekit.report.vega_lite import SCHEMA
+from tracekit.report.drawing.vega_lite import SCHEMA
 
 # The libraries are found by the page's own script under these names.
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
