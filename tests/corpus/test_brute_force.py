@@ -34,10 +34,6 @@ OPEN: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "corpus/h100-memory-modules.json.gz": (("breakdown",), "M1: step 6 lasts 34,892,419 ns, not 49,341,986"),
     "corpus/list-at-top-level-2021.pt.trace.json.gz": (("breakdown",), "M1: step 5 lasts 208,847 us, not 262,274"),
-    "corpus/rank-34.gloo-ddp-300rank.pt.trace.json.gz": (
-        ("bytes",),
-        "N4: all groups of the header have 300 ranks: 19,165,357 B on the wire a step, not unknown",
-    ),
     "corpus/torchrec-16rank-a100-rank0.json.gz": (
         ("breakdown", "overlap"),
         "M1: step 550 lasts 208,697 us and launched 31,675 us of communication, not 56,407",
@@ -57,7 +53,6 @@ OPEN: dict[str, tuple[tuple[str, ...], str]] = {
     "cases2/c28-tar": (("breakdown", "overlap", "bytes"), "L3: two ranks, 50 and 100 us exposed, not one with 140"),
     "cases2/c30-rocm-copies-on-stream-0.json": (("breakdown",), "L4: 110 us of the copy exposed, not 0"),
     "cases2/c42-comm-kernel-names.json": (("breakdown", "overlap", "bytes"), "O1: 9 kernels of 50 us, not 2"),
-    "cases2/c44-replicate-gloo": (("bytes",), "N4: 66,560 B on the wire a rank and step, not unknown"),
     "cases2/c45-gloo-2021": (("breakdown", "overlap"), "L1: 500 us of compute, which hide 300 of 400, not 0"),
 }
 

@@ -25,6 +25,6 @@ def test_every_table_and_column_is_in_it():
 def test_it_tells_what_a_table_needs_and_how_it_is_grouped(tmp_path):
     table_reference.main([str(tmp_path / "page.md")])
     page = (tmp_path / "page.md").read_text("utf-8")
-    assert "`--by` groups it by any of `layer`, `phase`, `dtype`, beside `rank`, `step`, `kind`, `axis`." in page
+    assert "any of `layer`, `phase`, `dtype`, `group`, `group_size`, beside `rank`, `step`, `kind`, `axis`." in page
     assert "Needs all ranks: " in page
     assert "Not in `report.json` by default." in page

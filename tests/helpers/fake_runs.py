@@ -12,6 +12,7 @@ import polars as pl
 from fakes import FakeRun
 
 from tracekit.manifest import Axis, Held, Manifest, Parameter, Precision, RankInfo, StepTimes, Unit
+from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.read.traces import REPAIRS_SCHEMA
 
 US = 1_000
@@ -45,42 +46,6 @@ WORK = {
     "layer": pl.String,
     "phase": pl.String,
 }
-COLLECTIVES = {
-    "rank": pl.Int32,
-    "call": pl.Int64,
-    "cycle": pl.Int32,
-    "step": pl.Int64,
-    "index": pl.Int64,
-    "device": pl.String,
-    "lane": pl.String,
-    "layer": pl.String,
-    "phase": pl.String,
-    "kind": pl.String,
-    "backend_kind": pl.String,
-    "group": pl.String,
-    "group_size": pl.Int32,
-    "axis": pl.String,
-    "seq": pl.Int64,
-    "dtype": pl.String,
-    "in_numel": pl.Int64,
-    "out_numel": pl.Int64,
-    "payload_numel": pl.Int64,
-    "payload_bytes": pl.Int64,
-    "passes": pl.Int8,
-    "wire_bytes": pl.Int64,
-    "issued_ns": pl.Int64,
-    "start_ns": pl.Int64,
-    "dur_ns": pl.Int64,
-    "overlapped_ns": pl.Int64,
-    "exposed_ns": pl.Int64,
-    "match": pl.Int64,
-    "num_matched": pl.Int32,
-    "num_needed": pl.Int32,
-    "wait_ns": pl.Int64,
-    "transfer_ns": pl.Int64,
-    "kind_from": pl.String,
-    "bytes_from": pl.String,
-}
 MEMORY = {
     "rank": pl.Int32,
     "cycle": pl.Int32,
@@ -108,7 +73,7 @@ RANKS = {
 TABLES = {
     "steps": STEPS,
     "work": WORK,
-    "collectives": COLLECTIVES,
+    "collectives": COLLECTIVES_SCHEMA,
     "allocations": MEMORY,
     "repairs": REPAIRS_SCHEMA,
     "ranks": RANKS,

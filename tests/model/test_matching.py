@@ -13,6 +13,7 @@ SCHEMA = {
     "kind": TEXT,
     "group": TEXT,
     "mesh_group": TEXT,
+    "members": TEXT,
     "group_size": pl.Int32,
     "seq": INT,
     "in_numel": INT,

@@ -19,7 +19,9 @@ GROUPS_SCHEMA = Schema(
     c.AXIS,
     c.GROUP_SIZE,
     Column("num_ranks", pl.Int64, "Number of ranks that recorded collectives of the group."),
+    Column("members", pl.String, "Its ranks, separated by commas.", "neither arguments nor header list them all"),
     Column("kinds", pl.String, "Kinds of its collectives, by name, separated by commas."),
+    c.DTYPE.but(meaning="Data types of what they sent, by torch's name, separated by commas.", null="none is known"),
     c.NUM_COLLECTIVES,
     c.PAYLOAD_BYTES.but(meaning="Bytes of their payloads, summed over those that are known."),
     c.COVERAGE,
@@ -39,15 +41,18 @@ def groups(run: Run) -> pl.DataFrame:
     """Size, ranks and payload of each process group, over all steps and ranks: GROUPS_SCHEMA."""
     known = pl.col("payload_bytes").is_not_null()
     return (
-        run.collectives.group_by("group", "axis", "group_size")
+        run.collectives.group_by("group", "axis", "group_size", "members")
         .agg(
             pl.col("rank").n_unique().alias("num_ranks"),
             pl.col("kind").unique().sort().str.join(", ").alias("kinds"),
+            pl.when(pl.col("dtype").count() > 0)
+            .then(pl.col("dtype").drop_nulls().unique().sort().str.join(", "))
+            .alias("dtype"),
             pl.len().alias("num_collectives"),
             pl.when(known.any()).then(pl.col("payload_bytes").sum()).alias("payload_bytes"),
             known.mean().alias("coverage"),
         )
-        .sort("group", "axis", "group_size")
+        .sort("group", "axis", "group_size", "members")
         .select(pl.col(name).cast(dtype) for name, dtype in GROUPS_SCHEMA.items())
     )
 

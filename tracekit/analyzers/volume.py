@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tracekit.model.run import Run
 
-_NO_PLAN = "there is no plan for the step: no manifest, or the step is incomplete"
+_NO_PLAN = "there is no plan for the step: no manifest, or the step is incomplete; a plan names no process groups"
 _PLANNED = (
     Column("plan_passes_numel", pl.Int64, "Elements × passes by the strategy's plan.", _NO_PLAN),
     Column("plan_payload_bytes", pl.Int64, "Payload bytes by the strategy's plan.", _NO_PLAN),
@@ -31,7 +31,7 @@ _COVERAGE = c.COVERAGE.but(
 _PAYLOAD_BYTES = c.PAYLOAD_BYTES.but(meaning="Bytes of the payloads, summed over what is known of them.")
 _WIRE_BYTES = c.WIRE_BYTES.but(meaning="Bytes that one rank of a ring sends for them, summed over what is known.")
 VOLUME_BY = Groupings(
-    (c.RANK, c.STEP, c.KIND, c.AXIS, c.LAYER, c.PHASE, c.DTYPE),
+    (c.RANK, c.STEP, c.KIND, c.AXIS, c.LAYER, c.PHASE, c.DTYPE, c.GROUP, c.GROUP_SIZE),
     default=("rank", "step", "kind", "axis"),
     always=("rank", "step", "kind", "axis"),
 )
@@ -188,6 +188,10 @@ def _planned(run: Run, keys: list[str]) -> pl.DataFrame:
         pl.col("payload_bytes").alias("plan_payload_bytes"),
         pl.lit(0).alias("all"),
     )
+    # A plan knows axes, not the process groups that a trace names.
+    untold = [column for column in (c.GROUP, c.GROUP_SIZE) if column.name in within]
+    if untold:
+        expected = expected.clear().with_columns(pl.lit(None, column.dtype).alias(column.name) for column in untold)
     sums = expected.group_by(within or ["all"]).agg(pl.col("plan_passes_numel", "plan_payload_bytes").sum())
     return complete_steps(run).join(sums, how="cross").select(*keys, "plan_passes_numel", "plan_payload_bytes")
 

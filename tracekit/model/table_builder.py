@@ -64,6 +64,7 @@ class Tables:
             cover=self.compute_cover,
             annotations=self._kinds.annotations,
             manifest=self._manifest,
+            process_groups=self._traces.process_groups,
             world_size=self._traces.world_size,
             patterns=self._patterns,
         )

@@ -59,6 +59,17 @@ REPAIRS_SCHEMA = Schema(
     Column("done", pl.String, "What was done about it."),
 )
 
+# The process groups that the headers of files tell of; `members` are ranks as text, "0, 1".
+PROCESS_GROUPS_SCHEMA: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "cycle": pl.Int32(),
+    "group": pl.String(),
+    "group_desc": pl.String(),
+    "backend": pl.String(),
+    "group_size": pl.Int64(),
+    "members": pl.String(),
+}
+
 _STRAY = "not a Kineto trace (no events in it)"
 
 # Called with the number of files read, the number of all files, and the name of the file just read.
@@ -108,6 +119,16 @@ class Traces:
             for (source, opened), rank in zip(self._read, self._ranks, strict=True)
         ]
         return Columns(*(pl.concat(frames) for frames in zip(*keyed, strict=True)))
+
+    @property
+    def process_groups(self) -> pl.DataFrame:
+        """The process groups that the headers tell of: PROCESS_GROUPS_SCHEMA."""
+        rows = [
+            (rank, source.cycle, group.name, group.desc, group.backend, group.size, _listed(group.ranks))
+            for (source, opened), rank in zip(self._read, self._ranks, strict=True)
+            for group in opened.metadata.groups or ()
+        ]
+        return pl.DataFrame(rows, schema=PROCESS_GROUPS_SCHEMA, orient="row")
 
     @property
     def key(self) -> str | None:
@@ -272,6 +293,10 @@ def _files(
     others = (s for s in everything if s.cycle != chosen)
     rows.extend((_path_text(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in others)
     return pl.DataFrame(rows, schema=FILES_SCHEMA, orient="row").sort("cycle", "rank", "file")
+
+
+def _listed(ranks: tuple[int, ...] | None) -> str | None:
+    return ", ".join(map(str, ranks)) if ranks else None
 
 
 def _keyed(frame: pl.DataFrame, rank: int, cycle: int) -> pl.DataFrame:

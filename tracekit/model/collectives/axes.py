@@ -23,7 +23,16 @@ from tracekit.model.recordings import RUN
 SHARD, REPLICATE, TENSOR = "dp_shard", "dp_replicate", "tp"
 # `axis_from` says how an axis was found: group, annotation, size (the only axis of that size), order, or null.
 # DeviceMesh describes the group of an axis as "mesh_dp_shard".
-_DESCRIBED = r"^mesh_(\w+)$"
+_DESCRIBED = r"^mesh_(?:dim_)?(\w+)$"
+# What Megatron calls its groups.
+_DESCRIPTIONS = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "DATA_PARALLEL_GROUP": "dp",
+    "DATA_PARALLEL_GROUP_WITH_CP": "dp",
+}
 
 
 def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.DataFrame) -> pl.DataFrame:
@@ -49,7 +58,8 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.Dat
     sizes = {axis.axis: axis.size for axis in axes}
     by_axis = pl.col("axis").replace_strict(sizes, default=None, return_dtype=pl.Int32)
     rows = rows.with_columns(
-        pl.coalesce(group, *sources).alias("axis_from"), pl.coalesce("group_size", by_axis).alias("group_size")
+        pl.coalesce(group, *sources).alias("axis_from"),
+        pl.coalesce("group_size", by_axis).alias("group_size"),
     )
     return _grouped(rows.drop(*sources, "in_fsdp", "follows"), manifest)
 
@@ -104,6 +114,9 @@ def _inside(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:
 
 def _described(axes: list[Axis]) -> pl.Expr:
     name = pl.col("group_desc").str.extract(_DESCRIBED)
+    if not axes:
+        by_description = pl.col("group_desc").replace_strict(_DESCRIPTIONS, default=None, return_dtype=pl.String)
+        return pl.coalesce(name, by_description)
     return pl.when(name.is_in([axis.axis for axis in axes])).then(name)
 
 

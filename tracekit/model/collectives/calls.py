@@ -34,6 +34,10 @@ CALLS_SCHEMA: dict[str, pl.DataType] = {
     "group": pl.String(),
     "group_desc": pl.String(),
     "group_size": pl.Int64(),
+    "group_ranks": pl.String(),
+    "comms_id": pl.String(),
+    "src_rank": pl.Int64(),
+    "dst_rank": pl.Int64(),
     "seq": pl.Int64(),
     "dtype": pl.String(),
     "in_numel": pl.Int64(),
@@ -44,6 +48,7 @@ CALLS_SCHEMA: dict[str, pl.DataType] = {
 _ARGUMENTS = "record_param_comms"
 # No tensor has more elements: a larger number is damage.
 MOST_ELEMENTS = 2**50
+OF_GROUP = ("group", "group_desc", "group_size", "group_ranks", "comms_id", "src_rank", "dst_rank", "seq")
 _THREAD = ["rank", "cycle", "pid", "tid"]
 # Operators whose first shape is the output and second the input; all others name their tensors first.
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all")
@@ -83,7 +88,7 @@ def _merge(rows: pl.DataFrame) -> dict[str, Any] | None:
         "kind": kind,
         "kind_from": kind_from,
         "num_merged": max(len(described), 1),
-        **{name: args.get(name) for name in ("group", "group_desc", "group_size", "seq")},
+        **{name: args.get(name) for name in OF_GROUP},
         "dtype": dtype_of(args.get("dtype")) or next((t for t in map(_dtype, dicts) if t), None),
         "in_numel": sizes[0],
         "out_numel": sizes[1],

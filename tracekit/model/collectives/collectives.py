@@ -15,8 +15,9 @@ from tracekit.model import names
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.collectives.axes import with_axes
 from tracekit.model.collectives.bucket_layers import with_layers
-from tracekit.model.collectives.calls import MOST_ELEMENTS, first_numel
+from tracekit.model.collectives.calls import MOST_ELEMENTS, OF_GROUP, first_numel
 from tracekit.model.collectives.matching import with_matches, with_waits
+from tracekit.model.collectives.process_groups import with_process_groups
 from tracekit.model.device_time import DEVICE_KEY, Key, covered_ns
 from tracekit.model.patterns import Patterns, kind_by_name
 from tracekit.model.recordings import RUN
@@ -39,6 +40,9 @@ COLLECTIVES_SCHEMA = Schema(
     c.BACKEND_KIND.but(null="neither arguments nor name have it"),
     c.GROUP,
     c.GROUP_SIZE,
+    Column(
+        "members", pl.String, "Ranks of its group, separated by commas.", "neither arguments nor header list them all"
+    ),
     c.AXIS,
     Column(
         "axis_from",
@@ -96,20 +100,24 @@ def collectives(
     cover: Mapping[Key, Intervals],
     annotations: pl.DataFrame,
     manifest: Manifest | None = None,
+    process_groups: pl.DataFrame,
     world_size: int | None = None,
     patterns: Patterns = (),
 ) -> pl.DataFrame:
     """Return COLLECTIVES_SCHEMA: every call and every piece of communication work, each once.
 
     `arguments` are those of rows that name a collective, as read; `patterns` are the user's names of communication;
-    `cover` is when compute runs on each device.
+    `cover` is when compute runs on each device; `process_groups` are those of the files' headers.
     """
     if calls.is_empty() and not (work["class"] == "comm").any():
         return pl.DataFrame(schema=COLLECTIVES_SCHEMA)
     rows = _calls_with_work(_executions(arguments, work, cover), calls, patterns)
+    rows = with_process_groups(rows, process_groups)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = with_layers(rows.sort("at_ns", "index"), manifest)
-    rows = _with_sizes(with_axes(rows, manifest, annotations))
+    # What the call itself, its elements and the mesh tell of a group's size comes before the header's only one.
+    size = pl.coalesce("group_size", "only_group_size").alias("group_size")
+    rows = _with_sizes(with_axes(rows, manifest, annotations).with_columns(size))
     together = turns(steps).select(*RUN, "step", "turn")
     rows = rows.join(together, on=[*RUN, "step"], how="left", nulls_equal=True)
     rows = with_waits(with_matches(rows, world_size))
@@ -122,7 +130,7 @@ def _executions(arguments: pl.DataFrame, work: pl.DataFrame, cover: Mapping[Key,
 
     A call of several kernels lasts from the first to the last of them; overlapped and exposed leave its pauses out.
     """
-    own = [name for name in arguments.columns if name not in {*RUN, "index", "group_desc"}]
+    own = [name for name in arguments.columns if name not in {*RUN, "index"}]
     comm = work.filter(pl.col("class") == "comm").join(arguments, on=[*RUN, "index"], how="left")
     alone = pl.when(pl.col("call").is_null()).then("index").otherwise(-1)
     key = [*RUN, "call", "alone"]
@@ -178,9 +186,7 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns)
             pl.coalesce("sizes_from", pl.when(span_numel.is_not_null()).then(pl.lit("shapes")))
         ).alias("sizes_from"),
         pl.coalesce(own_dtype, "dtype", span_dtype).alias("dtype"),
-        pl.coalesce("group_ran", "group").alias("group"),
-        pl.coalesce("group_size_ran", "group_size").alias("group_size"),
-        pl.coalesce("seq_ran", "seq").alias("seq"),
+        *(pl.coalesce(f"{name}_ran", name).alias(name) for name in OF_GROUP),
         pl.coalesce("index", "call_index").alias("index"),
         pl.coalesce("launched_ns", "called_ns").alias("issued_ns"),
         pl.coalesce("launched_ns", "called_ns", "start_ns").alias("at_ns"),

@@ -26,7 +26,7 @@ def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFr
     size = pl.when(pl.col("kind").is_in(_UNEVEN)).then(0).otherwise(pl.coalesce("in_numel", "out_numel", pl.lit(-1)))
     numbered = collectives.with_columns(
         # Names may repeat between groups of an axis, so where the mesh knows the group it decides with the name.
-        pl.concat_str("mesh_group", "group", separator=" ", ignore_nulls=True).alias("__group"),
+        pl.concat_str("mesh_group", "group", "members", separator=" ", ignore_nulls=True).alias("__group"),
         size.cast(pl.Int64).alias("__size"),
         pl.col("turn").alias("__turn"),
     )
@@ -53,7 +53,7 @@ def with_matches(collectives: pl.DataFrame, world_size: int | None) -> pl.DataFr
 def _has_known_ranks(world_size: int | None) -> pl.Expr:
     """Return whether the ranks of the group are known: by its name, by the mesh, or since all ranks are in it."""
     everyone = (pl.col("num_needed") == world_size) if world_size else pl.lit(value=False)
-    return pl.col("group").is_not_null() | pl.col("mesh_group").is_not_null() | everyone
+    return pl.any_horizontal(pl.col("group", "members", "mesh_group").is_not_null(), everyone)
 
 
 def with_waits(matched: pl.DataFrame) -> pl.DataFrame:

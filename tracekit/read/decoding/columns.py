@@ -45,7 +45,8 @@ DEVICE_SCHEMA: dict[str, pl.DataType] = {
     "device": pl.Int64(),
     "copied_bytes": pl.Int64(),
 }
-# Arguments of events that name a collective; `input_dims` and `input_type` are JSON text.
+# Arguments of events that name a collective; `input_dims` and `input_type` are JSON text, `group_ranks` a list as text,
+# which Kineto cuts after 30 ranks, and `comms_id` an unsigned number that 63 bits need not hold.
 COMM_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "collective": pl.String(),
@@ -55,6 +56,10 @@ COMM_SCHEMA: dict[str, pl.DataType] = {
     "dtype": pl.String(),
     "group": pl.String(),
     "group_desc": pl.String(),
+    "group_ranks": pl.String(),
+    "comms_id": pl.String(),
+    "src_rank": pl.Int64(),
+    "dst_rank": pl.Int64(),
     "seq": pl.Int64(),
     "input_dims": pl.String(),
     "input_type": pl.String(),

@@ -45,6 +45,10 @@ class CommArgs(Args, gc=False):
     group: Any = msgspec.field(default=None, name="Process Group Name")
     group_id: Any = msgspec.field(default=None, name="Process Group ID")
     group_desc: Any = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    comms_id: Any = msgspec.field(default=None, name="Comms Id")
+    src_rank: Any = msgspec.field(default=None, name="Src Rank")
+    dst_rank: Any = msgspec.field(default=None, name="Dst Rank")
     seq: Any = msgspec.field(default=None, name="Seq")
     input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
@@ -88,6 +92,7 @@ class Distributed(msgspec.Struct):
     backend: Any = None
     rank: Any = None
     world_size: Any = None
+    pg_config: Any = None
 
 
 _Kind = TypeVar("_Kind", bound=Event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,16 @@ _EXACT_FLOAT = 2**53
 _MOST_DIGITS = 20
 
 
+class ProcessGroup(NamedTuple):
+    """One entry of ``pg_config``: a process group of the rank; what the entry lacks is None."""
+
+    name: str | None
+    desc: str | None
+    backend: str | None
+    size: int | None
+    ranks: tuple[int, ...] | None
+
+
 @dataclass(frozen=True)
 class Metadata:
     """Metadata of one file; what it lacks is None."""
@@ -27,6 +37,7 @@ class Metadata:
     rank: int | None = None
     world_size: int | None = None
     host: str | None = None
+    groups: tuple[ProcessGroup, ...] | None = None
 
     def or_else(self, other: Metadata) -> Metadata:
         """Return this metadata, missing values taken from `other`."""
@@ -36,11 +47,49 @@ class Metadata:
 def metadata_of(document: Document[Any]) -> Metadata:
     """Return the metadata of a decoded document."""
     distributed = document.distributed or Distributed()
-    return _metadata(document.base_ns, distributed.rank, distributed.world_size, document.host_name)
+    fields = distributed.rank, distributed.world_size
+    return _metadata(document.base_ns, *fields, document.host_name, distributed.pg_config)
 
 
-def _metadata(base_ns: object, rank: object, size: object, host: object) -> Metadata:
-    return Metadata(_base(base_ns), _integer(rank), _integer(size), host if isinstance(host, str) else None)
+def _metadata(base_ns: object, rank: object, size: object, host: object, groups: object) -> Metadata:
+    return Metadata(_base(base_ns), _integer(rank), _integer(size), _text(host), _groups(groups))
+
+
+def _groups(config: object) -> tuple[ProcessGroup, ...] | None:
+    """Return the process groups of ``pg_config``; None where there are none. Newer files hold it as text."""
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except (ValueError, RecursionError):
+            return None
+    entries = [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
+    return tuple(_group(entry) for entry in entries) or None
+
+
+def _group(entry: dict[str, Any]) -> ProcessGroup:
+    ranks = _ranks(entry.get("ranks"))
+    size = _integer(entry.get("pg_size"))
+    size = size if size is not None and 0 < size < 2**31 else len(ranks) if ranks else None
+    name = entry.get("pg_name")
+    name = str(name) if isinstance(name, int) else _text(name)
+    # Of a list that is cut, the members are not known.
+    members = ranks if ranks and len(ranks) == size else None
+    return ProcessGroup(name, _text(entry.get("pg_desc")), _text(entry.get("backend_config")), size, members)
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    """Return the ranks of a list, or of its text ("[0, 1]"); None where one of them is no rank."""
+    if isinstance(value, str):
+        value = value.strip().removeprefix("[").removesuffix("]").split(",")
+    if not isinstance(value, list):
+        return None
+    ranks = [_integer(rank) for rank in value]
+    found = tuple(rank for rank in ranks if rank is not None and 0 <= rank < 2**31)
+    return found if len(found) == len(ranks) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def metadata_before(head: bytes) -> tuple[Metadata, list[Finding]]:
@@ -80,7 +129,7 @@ def metadata_in(text: bytes) -> Metadata:
     distributed = _value_after(text, b"distributedInfo")
     fields = distributed if isinstance(distributed, dict) else {}
     base_ns, host = (_value_after(text, key) for key in (b"baseTimeNanoseconds", b"host_name"))
-    return _metadata(base_ns, fields.get("rank"), fields.get("world_size"), host)
+    return _metadata(base_ns, fields.get("rank"), fields.get("world_size"), host, fields.get("pg_config"))
 
 
 def _value_after(text: bytes, key: bytes) -> Any:
