@@ -19,6 +19,7 @@ from tracekit.errors import InputError
 from tracekit.manifest import MANIFEST_NAME, Manifest, is_foreign
 from tracekit.read.decoding.columns import Columns
 from tracekit.read.discovery.cycles import choose_cycle, split_cycles, without_strays
+from tracekit.read.discovery.file_names import writer_in
 from tracekit.read.discovery.ranks import (
     Ranked,
     assign_ranks,
@@ -40,12 +41,14 @@ FILES_SCHEMA = Schema(
     Column(
         "rank_from",
         pl.String,
-        "How that was found: distributedInfo, file name, folder name or order.",
+        "How that was found: distributedInfo, file name, folder name, axes in name or order.",
         "`rank` is null",
     ),
     c.CYCLE,
-    c.HOST.but(null=f"in neither trace nor manifest, or {_NOT_READ}"),
+    c.HOST.but(null=f"in neither trace, file name nor manifest, or {_NOT_READ}"),
+    Column("pid", pl.Int64, "Process that wrote it.", f"in neither file name nor manifest, or {_NOT_READ}"),
     Column("num_events", pl.Int64, "Number of events in it.", _NOT_READ),
+    Column("size_bytes", pl.Int64, "Size of the file, compressed as it is.", "it is gone"),
 )
 REPAIRS_SCHEMA = Schema(
     Column("file", pl.String, "File that something was wrong with.", "of the run as a whole"),
@@ -284,19 +287,30 @@ def _repairs(
 def _files(
     everything: list[Source], read: list[_Read], ranked: list[Ranked], manifest: Manifest | None
 ) -> pl.DataFrame:
-    hosts = {r.rank: r.host for r in (manifest.ranks if manifest else [])}
+    told = {r.rank: r for r in (manifest.ranks if manifest else [])}
     rows: list[tuple[object, ...]] = []
     for (source, opened), (rank, rank_from) in zip(read, ranked, strict=True):
-        host = opened.metadata.host or hosts.get(rank)
-        rows.append((_path_text(source.path), rank, rank_from, source.cycle, host, opened.num_events))
+        info, writer = told.get(rank), writer_in(source.path.name)
+        host = opened.metadata.host or (info and info.host) or (writer and writer.host)
+        pid = info.pid if info else writer and writer.pid
+        place = (_path_text(source.path), rank, rank_from, source.cycle)
+        rows.append((*place, host, pid, opened.num_events, _size(source.path)))
     chosen = read[0].source.cycle
-    others = (s for s in everything if s.cycle != chosen)
-    rows.extend((_path_text(s.path), s.rank_in_name, s.named_by, s.cycle, None, None) for s in others)
+    for s in (s for s in everything if s.cycle != chosen):
+        place = (_path_text(s.path), s.rank_in_name, s.named_by, s.cycle)
+        rows.append((*place, None, None, None, _size(s.path)))
     return pl.DataFrame(rows, schema=FILES_SCHEMA, orient="row").sort("cycle", "rank", "file")
 
 
 def _listed(ranks: tuple[int, ...] | None) -> str | None:
     return ", ".join(map(str, ranks)) if ranks else None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _keyed(frame: pl.DataFrame, rank: int, cycle: int) -> pl.DataFrame:

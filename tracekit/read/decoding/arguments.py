@@ -13,6 +13,7 @@ from tracekit.read.decoding.events import Args
 
 # Digits of a 64-bit number with its sign.
 _MOST_DIGITS = 20
+_ADDRESS = "address"
 # Spellings of one argument: the first one present counts.
 _SPELLINGS = {
     "external_id": ("external_id", "external_id_2021"),
@@ -32,6 +33,8 @@ def columns_of(found: Sequence[Args], schema: Mapping[str, pl.DataType]) -> dict
 
 def _column(found: Sequence[Args], name: str, dtype: pl.DataType) -> pl.Series:
     values = _values(found, name)
+    if name == _ADDRESS:
+        return _addresses(values)
     if dtype == pl.Int64():
         return integers(values)
     if isinstance(values[0], msgspec.Raw):
@@ -63,11 +66,23 @@ def texts(values: Sequence[Any]) -> pl.Series:
 
 
 def integers(values: Sequence[Any]) -> pl.Series:
-    """Return integers unchanged, text as the number it ends in ("stream 7" is 7), true as 1, anything else as null."""
+    """Return integers unchanged, text as the number it ends in ("stream 7" is 7), true as 1, anything else as null.
+
+    Null is also an unsigned number that needs all 64 bits: -1 and 2**64 - 1 are two ids.
+    """
     try:
         return pl.Series(values, dtype=pl.Int64, strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         return pl.Series([v if type(v) is int and abs(v) < 2**63 else _integer(v) for v in values], dtype=pl.Int64)
+
+
+def _addresses(values: Sequence[Any]) -> pl.Series:
+    """Return addresses, which are only compared, with all their bits as signed numbers; -1 (nowhere) is null."""
+    try:
+        found = pl.Series(values, dtype=pl.Int64, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        found = integers([v - 2**64 if type(v) is int and 2**63 <= v < 2**64 else v for v in values])
+    return found.set(found == -1, None) if -1 in found else found
 
 
 def _integer(value: object) -> int | None:
@@ -76,7 +91,4 @@ def _integer(value: object) -> int | None:
         value = int(digits) if digits.removeprefix("-").isdecimal() and len(digits) <= _MOST_DIGITS else None
     if isinstance(value, float):
         value = int(value) if value.is_integer() else None
-    # Addresses and 64-bit communicator ids can use the top bit: keep their bits, as a signed number.
-    if isinstance(value, int) and 2**63 <= value < 2**64:
-        value -= 2**64
     return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
@@ -9,7 +10,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-# Below 2**43 us a float64 still separates neighbouring nanoseconds, so rounding 1000 * ts gives the written one.
+# Below 2**43 us a float64 still separates neighbouring nanoseconds: its whole and its fractional part give the written
+# one. (The product 1000 * ts does not from 2**42 us on, where it is rounded a second time, to half a nanosecond.)
 # Absolute times (about 1.7e15 us) are beyond it: their floats are 0.25 us apart.
 EXACT_FLOAT_US = float(2**43)
 # Later times (the year 2116) and longer ones (101 days) are damage: sums of two no longer fit 64 bits.
@@ -63,7 +65,11 @@ def _largest(numbers: pl.Series) -> float:
 
 
 def _from_floats(numbers: pl.Series) -> pl.Series:
-    ns = np.rint(numbers.to_numpy() * 1000)
+    us = numbers.to_numpy()
+    whole = np.floor(us)
+    # Infinite durations are among them; both parts are integers below 2**53, so that their sum is exact.
+    with np.errstate(invalid="ignore"):
+        ns = whole * 1000 + np.rint((us - whole) * 1000)
     return pl.Series(ns, nan_to_null=True).cast(pl.Int64)
 
 
@@ -109,10 +115,15 @@ def _one(value: object) -> int | None:
     if isinstance(value, int):
         ns = value * 1000
     elif isinstance(value, float):
-        ns = round(value * 1000) if abs(value) < _INT64 else None
+        ns = _float_ns(value) if abs(value) < _INT64 else None
     else:
         ns = _from_decimal(value)
     return ns if ns is not None and abs(ns) < _INT64 else None
+
+
+def _float_ns(us: float) -> int:
+    whole = math.floor(us)
+    return whole * 1000 + round((us - whole) * 1000)
 
 
 def _from_decimal(value: object) -> int | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tracekit.errors import InputError
 from tracekit.read.decoding.metadata import Metadata
+from tracekit.read.discovery.file_names import ranks_by_axes, ranks_by_series
 from tracekit.read.discovery.sources import Source
 from tracekit.read.findings import Finding
 
@@ -16,18 +17,36 @@ _MOST_RANKS = 2**20
 
 
 class Ranked(NamedTuple):
-    """The rank of one file and where it was found: "distributedInfo", "file name", "folder name" or "order"."""
+    """The rank of one file and where it was found.
+
+    That is "distributedInfo", "file name", "folder name", "axes in name" or "order".
+    """
 
     rank: int
     rank_from: str
 
 
 def assign_ranks(sources: Sequence[Source], in_files: Sequence[int | None]) -> list[Ranked]:
-    """Return a rank for each file of one cycle: from its metadata, else its name, else the lowest that is free."""
+    """Return a rank for each file of one cycle: from its metadata, else its name, else the lowest that is free.
+
+    Names tell a rank alone (rank3), or all those without one together: by axes (TP-1-DP-0), or as a series (profile_3).
+    """
     known = [_known(source, rank) for source, rank in zip(sources, in_files, strict=True)]
+    taken = {ranked.rank for ranked in known if ranked}
+    unnamed = [n for n, ranked in enumerate(known) if ranked is None]
+    for n, ranked in zip(unnamed, _together([sources[n].path.name for n in unnamed], taken), strict=False):
+        known[n] = ranked
     taken = {ranked.rank for ranked in known if ranked}
     free = (rank for rank in count() if rank not in taken)
     return [ranked or Ranked(next(free), "order") for ranked in known]
+
+
+def _together(names: list[str], taken: set[int]) -> list[Ranked]:
+    """Return what these names tell beside each other; nothing where they tell none, or ranks that others have."""
+    for ranks, rank_from in ((ranks_by_axes(names), "axes in name"), (ranks_by_series(names), "file name")):
+        if ranks is not None and taken.isdisjoint(ranks):
+            return [Ranked(rank, rank_from) for rank in ranks]
+    return []
 
 
 def refuse_duplicates(sources: Sequence[Source], ranked: Sequence[Ranked]) -> None:

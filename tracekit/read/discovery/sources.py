@@ -16,16 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracekit.errors import InputError
+from tracekit.read.discovery.file_names import by_number, rank_in
 from tracekit.read.findings import Finding
 
 _TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
-# The least ambiguous word first: "worker0_rank3" and "local_rank1_rank3" are rank 3. More than six digits are a time
-# or a process, not a rank.
-_RANK_IN_NAME = [
-    re.compile(rf"(?:^|[^a-z]){word}[-_=.]?(\d{{1,6}})(?![\d{after}])", re.IGNORECASE)
-    for word, after in ((r"(?<!local[-_.])(?<!node[-_.])rank", ""), ("rank", ""), ("worker", ""), ("r", "a-z"))
-]
 _RANK_IN_FOLDER = re.compile(r"^(?:rank|worker)[-_=]?(\d{1,6})$", re.IGNORECASE)
 _CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", re.IGNORECASE)
 
@@ -87,9 +82,9 @@ def find_sources(paths: Iterable[Path], left_out: list[LeftOut] | None = None) -
     return sorted(by_file.values(), key=in_order)
 
 
-def in_order(source: Source) -> tuple[int, int, str]:
-    """Return the sort key: cycle, rank, name."""
-    return (source.cycle, -1 if source.rank_in_name is None else source.rank_in_name, str(source.path))
+def in_order(source: Source) -> tuple[int, int, tuple[str | int, ...]]:
+    """Return the sort key: cycle, rank, name, in which numbers count as numbers."""
+    return (source.cycle, -1 if source.rank_in_name is None else source.rank_in_name, by_number(str(source.path)))
 
 
 def _below(path: Path, left_out: list[LeftOut]) -> Iterator[Source]:
@@ -153,7 +148,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _source(path: Path, folders: list[str], *, given: bool) -> Source:
     cycle = _nearest(_CYCLE_IN_FOLDER, folders) or 0
-    rank = next((int(m[1]) for pattern in _RANK_IN_NAME if (m := pattern.search(path.name))), None)
+    rank = rank_in(path.name)
     if rank is not None:
         return Source(path, cycle, rank, "file name", given)
     rank = _nearest(_RANK_IN_FOLDER, folders)
