@@ -45,7 +45,6 @@ OPEN: dict[str, tuple[tuple[str, ...], str]] = {
         ("breakdown", "overlap", "bytes"),
         "L9: 100 us of communication, 50 hidden, not none",
     ),
-    "cases2/c28-tar": (("breakdown", "overlap", "bytes"), "L3: two ranks, 50 and 100 us exposed, not one with 140"),
     "cases2/c30-rocm-copies-on-stream-0.json": (("breakdown",), "L4: 110 us of the copy exposed, not 0"),
     "cases2/c42-comm-kernel-names.json": (("breakdown", "overlap", "bytes"), "O1: 9 kernels of 50 us, not 2"),
     "cases2/c45-gloo-2021": (("breakdown", "overlap"), "L1: 500 us of compute, which hide 300 of 400, not 0"),

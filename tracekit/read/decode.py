@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.errors import InputError
-from tracekit.read.decoding import clock
+from tracekit.read.decoding import clock, formats
 from tracekit.read.decoding.batches import Batch, Batches, batches
 from tracekit.read.decoding.columns import BatchColumns, Columns, NarrowError, batch_columns, stacked
 from tracekit.read.decoding.content import blocks, empty_sentence
@@ -23,19 +23,6 @@ from tracekit.read.recovery import recover
 
 _BEYOND_ASCII = 0x80
 _NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-# First bytes of files that are not traces, once gzip or zstd around them has been undone.
-_KNOWN_FORMATS = {
-    b"\x1f\x8b": "gzip inside a compressed file (gunzip undoes one layer)",
-    b"\x28\xb5\x2f\xfd": "zstd inside a compressed file (zstd -d undoes one layer)",
-    b"BZh": "bzip2 (bunzip2 undoes it)",
-    b"\xfd7zXZ\0": "xz (unxz undoes it)",
-    b"PK\x03\x04": "a zip archive (unzip takes the trace out)",
-    b"version https://git-lfs": "a pointer of Git LFS (git lfs pull gets the file)",
-    b"PAR1": "Parquet",
-    b"<": "HTML or XML",
-}
 
 
 class Decoded(NamedTuple):
@@ -91,6 +78,8 @@ def _batch_results(found: Batches, path: Path) -> Iterator[_BatchResult]:
     batch = next(found, None)
     while batch is not None:
         is_inside = False
+        if batch.kind in {"foreign", "head", "headless"} and formats.is_tar(bytes(batch.text[:512])):
+            raise _not_a_trace(bytes(batch.text), path)
         if batch.kind == "foreign":
             raise _not_a_trace(bytes(batch.text), path)
         if batch.kind == "head":
@@ -172,21 +161,16 @@ def _not_a_trace(text: bytes, path: Path) -> InputError:
     try:
         msgspec.json.decode(text)
     except _NOT_DECODABLE:
-        if known := _known_format(text):
+        if known := formats.by_content(text) or formats.by_name(path.name):
             return InputError(f"{path}: not JSON text but what looks like {known}; give what torch.profiler exports")
         return InputError(
             f"{path}: neither JSON nor a damaged trace (no event in it can be read); give what torch.profiler exports"
         )
+    if known := formats.by_keys(text):
+        return InputError(f"{path}: not a Kineto trace but {known}; give what torch.profiler exports")
     return InputError(
         f'{path}: not a Kineto trace (valid JSON without a "traceEvents" list); give what torch.profiler exports'
     )
-
-
-def _known_format(text: bytes) -> str | None:
-    """Return the format that the first bytes are known to be of, or None."""
-    if b"\0" in text[:8] and text[:8].translate(None, b"\0").lstrip(b"\xff\xfe")[:1] in (b"{", b"["):
-        return "JSON in UTF-16 or UTF-32 (iconv -t UTF-8 makes UTF-8 of it)"
-    return next((name for magic, name in _KNOWN_FORMATS.items() if text.startswith(magic)), None)
 
 
 def _no_complete_events(path: Path, phases: set[str], seen: int, findings: list[Finding]) -> InputError:

@@ -18,6 +18,7 @@ from isal import isal_zlib
 from tracekit.errors import InputError
 from tracekit.read import cache_entries as entries
 from tracekit.read.decode import Decoded, decode
+from tracekit.read.decoding.archives import archive_of, open_file
 from tracekit.read.decoding.columns import SCHEMAS, Columns
 from tracekit.read.decoding.metadata import Metadata
 from tracekit.read.findings import Finding
@@ -117,7 +118,8 @@ def _entry_paths(path: Path) -> list[Path]:
 
 def _state(path: Path) -> tuple[int, ...] | None:
     try:
-        stat = path.stat()
+        inside = None if path.is_file() else archive_of(path)
+        stat = (inside[0] if inside else path).stat()
     except OSError:
         return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
@@ -130,8 +132,8 @@ def _digest(path: Path) -> str:
     decoding of uncompressed JSON. It does not withstand an attacker, who could write the entry as well.
     """
     digest, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(chunk):
+    with open_file(path) as file:
+        while size := file.readinto(chunk):  # pyright: ignore[reportAttributeAccessIssue] - all of these have it
             part = chunk[:size]
             digest.update(b"%d %d %d " % (size, isal_zlib.crc32(part), isal_zlib.adler32(part)))
     return digest.hexdigest()

@@ -17,6 +17,7 @@ import polars as pl
 from tracekit import common_columns as c
 from tracekit.errors import InputError
 from tracekit.manifest import MANIFEST_NAME, Manifest, is_foreign
+from tracekit.read.decoding.archives import size_of
 from tracekit.read.decoding.columns import Columns
 from tracekit.read.discovery.cycles import choose_cycle, split_cycles, without_strays
 from tracekit.read.discovery.file_names import writer_in
@@ -308,7 +309,7 @@ def _listed(ranks: tuple[int, ...] | None) -> str | None:
 
 def _size(path: Path) -> int | None:
     try:
-        return path.stat().st_size
+        return size_of(path)
     except OSError:
         return None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tracekit.errors import InputError
+from tracekit.read.decoding.archives import open_file, size_of
 from tracekit.read.findings import CORRUPT, ENDS_EARLY, READ_SO_FAR, Finding
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -36,7 +37,7 @@ def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
         InputError: the file cannot be read, is empty, or expands beyond all measure.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             yield from _decompressed(path, file, findings)
     except OSError as error:
         reason = error.strerror or error
@@ -52,7 +53,7 @@ def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterat
         source = _unzstd(file, findings)
     else:
         source = iter(lambda: file.read(BLOCK_BYTES), b"")
-    size, total = max(path.stat().st_size, 1), 0
+    size, total = max(size_of(path), 1), 0
     for block in source:
         total += len(block)
         if total > _EXPANSION_MATTERS_FROM and total > MAX_EXPANSION * size:

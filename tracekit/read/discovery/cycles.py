@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tracekit.errors import InputError, UsageError
 from tracekit.manifest import Manifest
+from tracekit.read.decoding.archives import size_of
 from tracekit.read.decoding.batches import EVENTS_KEY
 from tracekit.read.decoding.content import blocks
 from tracekit.read.decoding.metadata import metadata_in
@@ -64,8 +65,8 @@ def choose_cycle(sources: list[Source], wanted: int | None = None, manifest: Man
 
 def _is_written(path: Path) -> bool:
     try:
-        return path.stat().st_size > 0
-    except OSError:
+        return size_of(path) > 0
+    except (OSError, InputError):
         return False
 
 

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracekit.errors import InputError
+from tracekit.manifest import MANIFEST_NAME
+from tracekit.read.decoding.archives import ARCHIVE_NAME, archive_of, is_archive, members
+from tracekit.read.decoding.formats import by_name
 from tracekit.read.discovery.file_names import by_number, rank_in
 from tracekit.read.findings import Finding
 
 _TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
 _RANK_IN_FOLDER = re.compile(r"^(?:rank|worker)[-_=]?(\d{1,6})$", re.IGNORECASE)
+# Files of a folder without traces whose names are looked at for the refusal.
+_LOOKED_AT = 10_000
 _CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", re.IGNORECASE)
 
 
@@ -88,18 +93,65 @@ def in_order(source: Source) -> tuple[int, int, tuple[str | int, ...]]:
 
 
 def _below(path: Path, left_out: list[LeftOut]) -> Iterator[Source]:
-    _refuse_other(path)
-    if path.is_file():
+    if not (path.exists() or archive_of(path)):
+        _refuse_other(path)
+    if path.is_file() and is_archive(path):
+        yield from _inside(path, [], left_out, given=True)
+        return
+    if not path.is_dir():
         yield _source(path, [path.absolute().parent.name], given=True)
         return
     unread: list[LeftOut] = []
     files = list(_walk(path, unread))
     left_out.extend(unread)
     if not files:
-        but = f"; {unread[0].path}: {unread[0].finding.what}" if unread else ""
-        raise InputError(f"{path}: no trace in this folder (looked for *.json and *.json.gz{but}); give a run folder")
+        raise _no_trace(path, unread)
     for file in files:
-        yield _source(file, [path.resolve().name, *file.parent.relative_to(path).parts], given=False)
+        folders = [path.resolve().name, *file.parent.relative_to(path).parts]
+        if is_archive(file):
+            yield from _inside(file, folders, left_out, given=False)
+        else:
+            yield _source(file, folders, given=False)
+
+
+def _no_trace(folder: Path, unread: list[LeftOut]) -> InputError:
+    """Return the error for a folder without traces, which names what else is there."""
+    but = f"; {unread[0].path}: {unread[0].finding.what}" if unread else ""
+    names = sorted(file.name for _, file in zip(range(_LOOKED_AT), folder.rglob("*"), strict=False) if file.is_file())
+    seen = {what: name for name in reversed(names) if (what := by_name(name))}
+    other = "".join(f"; {name} is {what}" for what, name in sorted(seen.items(), key=lambda one: one[1])[:5])
+    return InputError(
+        f"{folder}: no trace in this folder (looked for *.json, *.json.gz and archives of them{but}{other}); "
+        f"give a run folder"
+    )
+
+
+def _inside(archive: Path, folders: list[str], left_out: list[LeftOut], *, given: bool) -> Iterator[Source]:
+    """Yield the traces in an archive; one without any, or that cannot be read, is refused or left out."""
+    try:
+        names = [member.path for member in members(archive)]
+    except InputError as error:
+        if given:
+            raise
+        left_out.append(_left_out(archive, str(error).removeprefix(f"{archive}: "), "archive"))
+        return
+    traces = [name for name in names if _is_trace(name.name) and not any(p.startswith(".") for p in name.parts)]
+    # What an archive is called says as little as a folder's name does, but for the rank or cycle in it.
+    stem = ARCHIVE_NAME.sub("", archive.name)
+    for name in traces:
+        yield _source(archive / name, [*folders, stem, *name.parts[:-1]], given=given)
+    others = [name for name in names if name.name == MANIFEST_NAME or ARCHIVE_NAME.search(name.name)]
+    left_out.extend(_left_out(archive / n, "not read inside an archive: unpack it", "file") for n in others)
+    if not traces:
+        seen = ", ".join(map(str, names[:5])) or "nothing"
+        what = f"no trace in this archive (it holds {seen}{', …' if len(names) > 5 else ''})"
+        if given:
+            raise InputError(f"{archive}: {what}; give an archive of *.json or *.json.gz files")
+        left_out.append(_left_out(archive, what, "archive"))
+
+
+def _is_trace(name: str) -> bool:
+    return bool(_TRACE_NAME.search(name)) and not _NOT_TRACES.search(name) and not ARCHIVE_NAME.search(name)
 
 
 def _walk(folder: Path, left_out: list[LeftOut]) -> Iterator[Path]:
@@ -109,7 +161,7 @@ def _walk(folder: Path, left_out: list[LeftOut]) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder, onerror=note):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         for name in sorted(files):
-            if name.startswith(".") or not _TRACE_NAME.search(name) or _NOT_TRACES.search(name):
+            if name.startswith(".") or not (_is_trace(name) or ARCHIVE_NAME.search(name)):
                 continue
             file = Path(parent, name)
             if other := _other_kind(file):
