@@ -8,6 +8,7 @@ import polars as pl
 import script
 
 import tracekit
+from tracekit.layer_names import layer_label
 
 if TYPE_CHECKING:
     import altair as alt
@@ -25,7 +26,7 @@ def overlap_per_layer(run: tracekit.Run) -> pl.DataFrame:
         order.join(means, on="layer", nulls_equal=True, maintain_order="left")
         .with_columns(pl.exclude("layer") / max(steps.height, 1))
         .with_columns((pl.col("overlapped_ns") / pl.col("comm_ns")).fill_nan(None).alias("overlap_ratio"))
-        .with_columns(pl.col("layer").replace("", "(root)"))
+        .with_columns(layer_label().alias("layer"))
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tracekit.errors import UsageError
+from tracekit.text import suggestion
+
 
 @dataclass(frozen=True)
 class Size:
@@ -38,6 +41,13 @@ SIZES = {
     "7b": Size(dim=4096, layers=32, heads=32, kv_heads=32, hidden=11008, vocab=32000, max_seq_len=4096),
     "70b": Size(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=32000, max_seq_len=4096),
 }
+
+
+def find_size(name: str) -> Size:
+    """The size of that name, as `--model` has it. Raises UsageError where there is none, with the names there are."""
+    if name not in SIZES:
+        raise UsageError(f"--model {name} is unknown: {suggestion(name, SIZES)}")
+    return SIZES[name]
 
 
 def size_of(name: str, *, layers: int | None = None, tied: bool | None = None) -> Size:

@@ -56,6 +56,11 @@ class Strategy:
     options: frozenset[str] = frozenset()
     dry_run: bool = False
 
+    @property
+    def extra(self) -> str:
+        """The extra that recording it needs."""
+        return "deepspeed" if self.framework == "DeepSpeed" else "record"
+
 
 def ddp_defaults(size: Size) -> dict[str, Any]:
     """MiB of a bucket of fp32 gradients: torch's own, or a quarter of the model."""

@@ -68,6 +68,10 @@ def test_show_has_the_table_without_these_options(capsys):
         (["--strategy", "zero9"], "--strategy zero9"),
         (["--params", "many"], "--params many is not a number such as 7e9 or 7B"),
         (["--params", __file__], "--params FILE needs --strategy"),
+        (
+            ["--params", __file__, "--strategy", "hsdp"],
+            "how large the axes dp_replicate, dp_shard of hsdp are",
+        ),
         (["--by", "lane"], "ledger cannot be grouped by 'lane': did you mean layer? (there are rank, step, "),
         (["--step", "9"], "--step 9 is not in this table, which has step 5, 6"),
     ],

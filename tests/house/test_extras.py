@@ -37,6 +37,7 @@ LACKING = [
     ("record", ["record", "--strategy", "fsdp2"]),
     ("record", ["record", "--strategy", "fsdp2", "--list-options"]),
     ("record", ["plan", "--strategy", "fsdp2", "--model", "tiny", "--mesh", "dp_shard=2", "--prove"]),
+    ("deepspeed", ["record", "--strategy", "zero2"]),
     ("deepspeed", ["demo"]),
     ("viewer", ["view", RUN]),
 ]

@@ -70,7 +70,9 @@ def test_specifications_are_of_the_version_that_altair_writes():
 def test_a_chart_of_a_run_is_altairs():
     import altair as alt
 
-    assert isinstance(chart(fake_run(), "overlap"), alt.Chart)
+    bars = chart(fake_run(), "overlap")
+    assert isinstance(bars, alt.Chart)
+    assert bars.to_dict()["width"] == 640, "what is saved has no place whose width it could take"
     lanes = chart(fake_run(), "timeline")
     assert isinstance(lanes, alt.VConcatChart)
     assert {part["width"] for part in lanes.to_dict()["vconcat"]} == {640}

@@ -113,9 +113,17 @@ def _parameters(run: Run, strategy: str, params: str) -> int | Manifest:
         return count(params, "--params")
     from tracekit.manifest import Precision
     from tracekit.plan import build
+    from tracekit.strategies import find
 
     if not strategy:
         raise UsageError("--params FILE needs --strategy, which says what is sent of those parameters")
+    axis, *more = find(strategy).axes
+    if more:
+        raise UsageError(
+            f"--params FILE does not say how large the axes {axis}, {', '.join(more)} of {strategy} are: give --plan "
+            f"with what tracekit plan --strategy {strategy} --params-from FILE --mesh {axis}=N,{more[0]}=M "
+            "--format json wrote"
+        )
     sent = run.collectives
     sizes = sent["group_size"].drop_nulls()
     ranks = int(sizes.max() or run.world_size or 1)  # pyright: ignore[reportArgumentType]
@@ -125,7 +133,7 @@ def _parameters(run: Run, strategy: str, params: str) -> int | Manifest:
     return build.manifest(
         strategy,
         build.parameters_from(Path(params)),
-        mesh={"dp_shard": ranks},
+        mesh={axis: ranks},
         precision=Precision(gathered, reduced),
     )
 

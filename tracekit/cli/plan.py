@@ -159,11 +159,12 @@ def _manifest(
     from msgspec.structs import replace
 
     from tracekit.plan import build
+    from tracekit.reference_models import find_size
 
     if (model is None) == (params_from is None):
         raise UsageError("give either --model or --params-from, so that the parameters are known")
     if params_from is None:
-        return build.of_model(strategy, _size(model or ""), mesh=mesh, precision=precision, **more)
+        return build.of_model(strategy, find_size(model or ""), mesh=mesh, precision=precision, **more)
     stored = precision.storage_dtype or "float32"
     parameters = [replace(found, dtype=stored) for found in build.parameters_from(params_from)]
     return build.manifest(strategy, parameters, mesh=mesh, precision=precision, **more)
@@ -178,14 +179,6 @@ def _precision(strategy: str, param_dtype: str | None, reduce_dtype: str | None)
         if value is not None and value not in ITEM_SIZES:
             raise UsageError(f"{name} {value} is unknown: choose from {', '.join(ITEM_SIZES)}")
     return build.precision_of(strategy, param_dtype, reduce_dtype)
-
-
-def _size(model: str) -> Any:
-    from tracekit.reference_models import SIZES
-
-    if model not in SIZES:
-        raise UsageError(f"--model {model} is unknown: choose from {', '.join(SIZES)}")
-    return SIZES[model]
 
 
 def _reshard(text: str) -> bool | int | None:

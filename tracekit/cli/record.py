@@ -10,8 +10,8 @@ import typer
 from tracekit.cli.console import say_now
 from tracekit.errors import TracekitError, UsageError
 from tracekit.extras import require
-from tracekit.reference_models import SIZES
-from tracekit.strategies import find, with_runner
+from tracekit.reference_models import SIZES, find_size
+from tracekit.strategies import Strategy, find, with_runner
 from tracekit.text import plain_line, suggestion
 
 if TYPE_CHECKING:
@@ -72,10 +72,11 @@ def _list_options(strategy: str) -> None:
     """Prints the help of the training program for a strategy.
 
     Raises:
-        UsageError: torch is missing, or there is no such strategy.
+        UsageError: torch is missing, or there is no such strategy, or none that is recorded.
         RecordingError: the program failed.
     """
-    _require(strategy, "tiny")
+    _recordable(strategy)
+    require("record", "listing options")
     from tracekit import training as launch
 
     try:
@@ -97,10 +98,11 @@ def record(
     """Leaves a run in the folder; rank 0's lines go to `on_line`.
 
     Raises:
-        UsageError: torch is missing, or there is no such model or strategy.
+        UsageError: torch or DeepSpeed is missing, or there is no such model or strategy.
         RecordingError: the training program failed.
     """
-    _require(strategy, model)
+    require(_recordable(strategy).extra, f"recording {strategy}")
+    find_size(model)
     from tracekit import training as launch
 
     if not force and (folder / "manifest.json").exists():
@@ -112,12 +114,11 @@ def record(
         raise RecordingError(" ".join(str(error).split())) from error
 
 
-def _require(strategy: str, model: str) -> None:
-    """Raises UsageError without torch, for an unknown name, and for a strategy that nothing trains with."""
-    require("record", "recording")
-    if find(strategy).runner is None:
+def _recordable(strategy: str) -> Strategy:
+    """The strategy of that name. Raises UsageError where there is none, or nothing trains with it."""
+    found = find(strategy)
+    if found.runner is None:
         raise UsageError(
             f"--strategy {strategy} can be planned, but not recorded: {suggestion(strategy, with_runner())}"
         )
-    if model not in SIZES:
-        raise UsageError(f"--model {model} is unknown: {suggestion(model, SIZES)}")
+    return found

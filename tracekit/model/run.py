@@ -129,7 +129,7 @@ class Run:
     @cached_property
     def collectives(self) -> pl.DataFrame:
         """What was communicated: COLLECTIVES_SCHEMA."""
-        return self._cached.table("collectives", COLLECTIVES_SCHEMA, lambda: self._made.collectives)
+        return self._cached.table("collectives", COLLECTIVES_SCHEMA, lambda: self._made.collectives(self.compute_cover))
 
     @cached_property
     def allocations(self) -> pl.DataFrame:

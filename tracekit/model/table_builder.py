@@ -11,7 +11,7 @@ from tracekit.manifest import Manifest
 from tracekit.model import memory, repairs, steps
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.collectives import calls, collectives
-from tracekit.model.device_time import Key, compute_cover
+from tracekit.model.device_time import Key
 from tracekit.model.devices import work
 from tracekit.model.devices.device_rows import device_rows, without_lost_activity
 from tracekit.model.event_kinds import Kinds, kinds
@@ -47,21 +47,15 @@ class Tables:
             self._device, arguments, self._kinds, self._calls, self.steps, self._attribution, self._patterns
         )
 
-    @cached_property
-    def compute_cover(self) -> dict[Key, Intervals]:
-        """When compute runs that can hide communication, for each (rank, device)."""
-        return compute_cover(self.work)
-
-    @cached_property
-    def collectives(self) -> pl.DataFrame:
-        """COLLECTIVES_SCHEMA."""
+    def collectives(self, cover: dict[Key, Intervals]) -> pl.DataFrame:
+        """COLLECTIVES_SCHEMA; `cover` is when compute runs that can hide communication, for each (rank, device)."""
         return collectives.collectives(
             self._traces.columns.comm,
             self._calls,
             self.work,
             self.steps,
             self._attribution,
-            cover=self.compute_cover,
+            cover=cover,
             annotations=self._kinds.annotations,
             manifest=self._manifest,
             process_groups=self._traces.process_groups,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tracekit.model.run import Run
 
-# Of charts whose parts do not follow the width of their place by themselves, where no page sets it.
+# Of charts in no page, in pixels.
 _WIDTH = 640
 
 
@@ -64,6 +64,9 @@ def chart(run: Run, name: str) -> alt.TopLevelMixin:
     if drawn.rows.is_empty():
         raise UsageError(f"{run.name} has no chart {name!r}: {CHARTS[name].empty or 'there is nothing to draw'}")
     spec = CHARTS[name].draw(drawn)
+    # A picture that is saved has no place whose width it could take.
+    if spec.get("width") == "container":
+        spec["width"] = _WIDTH
     if "vconcat" in spec:
         spec["vconcat"] = [{"width": _WIDTH, **part} for part in spec["vconcat"]]
     return alt.Chart.from_dict(spec)
