@@ -34,7 +34,6 @@ OPEN: dict[str, tuple[tuple[str, ...], str]] = {
         ("breakdown", "overlap"),
         "M1: step 550 lasts 208,697 us and launched 31,675 us of communication, not 56,407",
     ),
-    "cases2/c01-batch-p2p": (("bytes",), "N1: a send and a recv of known size, and no third collective"),
     "cases2/c01r-pp-gloo": (("breakdown", "overlap"), "L1: step 2 of rank 0 computes 870,057 ns, not 0"),
     "cases2/c01r-ring-gloo": (("breakdown", "overlap"), "L1: step 2 of rank 0 computes 218,222,998 ns, not 0"),
     "cases2/c02-xccl": (("overlap", "bytes"), "L5: one all-reduce, on xpu:0"),

@@ -39,7 +39,8 @@ def bandwidth(run: Run) -> pl.DataFrame:
     a link (nccl-tests, PERFORMANCE.md). Rounded down to whole bytes. Empty where waiting cannot be told from transfer.
     """
     n = pl.coalesce("group_size", "num_needed").cast(pl.Int64)
-    known = pl.col("payload_bytes").is_not_null() & (pl.col("transfer_ns") > 0) & (n > 0)
+    # The transfers of a batch share its time, so none of them has a rate of its own.
+    known = pl.col("payload_bytes").is_not_null() & pl.col("batch").is_null() & (pl.col("transfer_ns") > 0) & (n > 0)
     # 9.2 GB times 1e9 ns is more than 64 bits hold.
     rate = (pl.col("payload_bytes").cast(pl.Int128) * 1_000_000_000 // pl.col("transfer_ns")).cast(pl.Int64)
     return (

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 # What to try against each cause, by its name in torch or DeepSpeed.
 ADVICE = {
     "late rank": "another rank came later: look at that rank's data loading, its clock speed or an uneven batch",
+    "waits for its sender": "the rank that sends had nothing to send yet: more micro-batches, an interleaved schedule, "
+    "stages of equal work",
+    "waits for its receiver": "the rank that receives was not there yet: post its receives earlier, "
+    "stages of equal work",
+    "point-to-point": "the transfer itself, or a wait for a peer whose part is not known: batched or earlier sends and "
+    "receives, more micro-batches",
     "first use": "nothing ran before it to hide under: a smaller first unit, or gather it in the step before",
     "end of step": "nothing is left to hide it under: a smaller last bucket or unit, or overlap it with the next step",
     "serialised": "it waited behind another collective on its lane: fewer, larger collectives, or a stream of its own",
@@ -63,6 +69,8 @@ IDEAL_SCHEMA = Schema(
 SLACK_NS = 20_000
 # Collectives that bring what the next compute needs.
 GATHERS = ("all_gather", "broadcast")
+# What a transfer between two ranks waits for. It is given none of the collectives' causes and advice.
+_WAITS = {"recv": "waits for its sender", "send": "waits for its receiver"}
 
 
 class _Device(NamedTuple):
@@ -82,6 +90,8 @@ def exposure(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
     Every exposed nanosecond has one collective, the one that started first of those in flight, and one cause:
 
     - `late rank`: the collective was still waiting for another rank (needs all ranks of its group);
+    - `waits for its sender`, `waits for its receiver`: a recv or send was still waiting for its peer (needs that rank);
+    - `point-to-point`: the rest of a recv or send;
     - `first use`: no compute of the step ran before it;
     - `end of step`: forward and backward are over when it begins;
     - `serialised`: issued before the collective ahead of it on its lane ended, and started when that one did;
@@ -137,7 +147,7 @@ def _causes(run: Run, columns: list[str]) -> Iterator[tuple[object, ...]]:
     """Values of these columns, cause and exposed ns, for each piece of communication and cause."""
     cover = run.compute_cover
     compute = run.work.filter(pl.col("class") == "compute").sort("start_ns").partition_by(DEVICE_KEY, as_dict=True)
-    ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index")
+    ran = communication(run).filter(pl.col("dur_ns").is_not_null(), ~pl.col("is_further")).sort("start_ns", "index")
     for key, group in ran.partition_by(DEVICE_KEY, as_dict=True, maintain_order=True).items():
         hidden_by = cover.get(key, intervals.EMPTY)
         device = _device(compute.get(key, run.work.clear()), hidden_by, is_cpu=key[1] == "cpu")
@@ -154,7 +164,7 @@ def _causes(run: Run, columns: list[str]) -> Iterator[tuple[object, ...]]:
             waited = intervals.clip(exposed, start, start + (row["wait_ns"] or 0 if row["is_collective"] else 0))
             rest = intervals.length(exposed) - intervals.length(waited)
             where = [row[name] for name in columns]
-            yield (*where, "late rank", intervals.length(waited))
+            yield (*where, _WAITS.get(row["kind"], "late rank"), intervals.length(waited))
             yield (*where, _cause(row, lane_ends.get(row["lane"]), device), rest)
             lane_ends[row["lane"]] = end
 
@@ -175,6 +185,8 @@ def _device(work: pl.DataFrame, busy: Intervals, *, is_cpu: bool) -> _Device:
 
 def _cause(row: dict[str, Any], lane_end: int | None, device: _Device) -> str:
     """Cause of the exposed time of one collective, less what it waited for late ranks."""
+    if row["kind"] in _WAITS:
+        return "point-to-point"
     start = row["start_ns"]
     issued = start if row["issued_ns"] is None else row["issued_ns"]
     first, last = device.reaches.get(row["step"], (None, None))

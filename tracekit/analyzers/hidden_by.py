@@ -53,7 +53,12 @@ def hidden_by(run: Run) -> pl.DataFrame:
     cover = run.compute_cover
     compute = run.work.filter(pl.col("class") == "compute").sort("start_ns", "index")
     kernels = compute.partition_by(DEVICE_KEY, as_dict=True)
-    ran = communication(run).filter(pl.col("dur_ns").is_not_null()).sort("start_ns", "index").with_row_index("piece")
+    ran = (
+        communication(run)
+        .filter(pl.col("dur_ns").is_not_null(), ~pl.col("is_further"))
+        .sort("start_ns", "index")
+        .with_row_index("piece")
+    )
     parts = [
         _beside(group, _free(kernels[device], run.work), cover[device])
         for device, group in ran.partition_by(DEVICE_KEY, as_dict=True, maintain_order=True).items()

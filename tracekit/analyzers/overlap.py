@@ -48,6 +48,7 @@ OVERLAP_SCHEMA = Schema(
 )
 
 _MEASURES = ("num_collectives", "comm_ns", "overlapped_ns", "exposed_ns", "overlap_ratio")
+_OF_PIECES = ("seq", "issued_ns", "wait_ns", "is_collective", "is_further")
 _SPAN = ("cycle", "lane", "start_ns", "dur_ns")
 
 
@@ -91,6 +92,7 @@ def communication(run: Run) -> pl.DataFrame:
     """Every piece of communication with what is known of its collective, and the collectives that never ran.
 
     `is_collective` is true once a collective, so that it can be counted; work of no known collective has a null kind.
+    `is_further` is true of those of a batch but the first, whose piece has all of the batch's time.
     """
     attributes = [name for name in run.collectives.columns if name not in run.work.columns]
     key = ["rank", "cycle"]
@@ -104,9 +106,16 @@ def communication(run: Run) -> pl.DataFrame:
         how="left",
     )
     counted = (pl.col("index") == pl.col("first")).fill_null(value=False).alias("is_collective")
-    never = run.collectives.filter(pl.col("dur_ns").is_null()).with_columns(pl.lit(value=True).alias("is_collective"))
-    columns = [*dict.fromkeys((*OVERLAP_BY.names, *_SPAN)), "index", "seq", "issued_ns", "wait_ns", "is_collective"]
-    parts = [of_calls.with_columns(counted), alone.with_columns(counted), never]
+    is_further = (pl.col("batch") != pl.col("call")).fill_null(value=False)
+    without = run.collectives.filter(pl.col("dur_ns").is_null() | is_further)
+    others = without.with_columns(pl.lit(value=True).alias("is_collective"), is_further.alias("is_further"))
+    # A batch waits as long as the one of its transfers that waits longest.
+    longest = run.collectives.drop_nulls("batch").group_by(*key, "batch").agg(pl.col("wait_ns").max().alias("longest"))
+    of_calls = of_calls.join(longest, on=[*key, "batch"], how="left", maintain_order="left")
+    of_calls = of_calls.with_columns(pl.coalesce("longest", "wait_ns").alias("wait_ns"))
+    own = [counted, pl.lit(value=False).alias("is_further")]
+    parts = [of_calls.with_columns(own), alone.with_columns(own), others]
+    columns = [*dict.fromkeys((*OVERLAP_BY.names, *_SPAN)), "index", *_OF_PIECES]
     return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
 
 

@@ -83,6 +83,7 @@ def _met(run: Run) -> pl.DataFrame:
     matched = _matched(run)
     last = pl.col("rank").sort_by("dur_ns", "rank").first().over("match")
     begin = pl.col("start_ns").min().over("match")
+    shared = pl.when(pl.col("matched_by") == "seq").then("seq")
     return (
         matched.with_columns(
             (pl.col("start_ns") - pl.col("offset_ns")).alias("start_ns"),
@@ -90,7 +91,7 @@ def _met(run: Run) -> pl.DataFrame:
         )
         .with_columns(begin.alias("begin"))
         .sort("begin", "match", "rank")
-        .with_columns(pl.coalesce("seq", pl.struct("begin", "match").rle_id()).alias("seq"))
+        .with_columns(pl.coalesce(shared, pl.struct("begin", "match").rle_id()).alias("seq"))
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.analyzers.breakdown import outside_steps
-from tracekit.model.collectives.matching import SYMMETRIC
+from tracekit.model.collectives.matching import SEQ_DIFFERS, SYMMETRIC
 from tracekit.model.steps import is_damage
 from tracekit.read.discovery.ranks import spans
 from tracekit.text import plain_line
@@ -31,6 +31,7 @@ def caveats(run: Run) -> list[str]:
         _incomplete(run.steps),
         _repaired(run.repairs),
         _unmet(run),
+        _other_numbers(run),
         _outside(run),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -95,6 +96,15 @@ def _why_unmet(run: Run, unmet: pl.DataFrame) -> str:
     if few.height:
         return "not all ranks of their groups recorded them" + (f" ({missing})" if missing else "")
     return "the trace does not tell for certain which of them belong together on which ranks"
+
+
+def _other_numbers(run: Run) -> str | None:
+    """How many collectives have sequence numbers that ranks do not share."""
+    number = int((run.collectives["matched_by"] == SEQ_DIFFERS).sum())
+    if not number:
+        return None
+    told = counted(number, "collective")
+    return f"Seq disagrees between ranks for {told}: they were matched by their order in the step."
 
 
 def _outside(run: Run) -> str | None:

@@ -132,19 +132,21 @@ def _telling_step(walk: pl.DataFrame) -> pl.DataFrame:
 
 
 def _bytes_moved(run: Run) -> str:
-    """What a run without Ψ moved: bytes by kind, on the average rank."""
+    """What a run without Ψ moved: bytes by kind, on each rank, or on all together where they differ."""
+    of_ranks = run.collectives.group_by("rank", "kind").agg(pl.len().alias("calls"), known_sum("payload_bytes"))
+    each = of_ranks.group_by("kind", "calls", "payload_bytes").len()["len"] == run.collectives["rank"].n_unique()
+    sums = (pl.col("calls").sum(), known_sum("payload_bytes"))
     kinds = (
-        run.collectives.group_by("rank", "kind")
-        .agg(pl.len().alias("calls"), known_sum("payload_bytes"))
-        .group_by("kind")
-        .agg(pl.col("calls").mean(), pl.col("payload_bytes").mean())
+        of_ranks.group_by("kind")
+        .agg(pl.col("calls", "payload_bytes").first() if each.all() else sums)
         .sort("payload_bytes", "kind", descending=[True, False], nulls_last=True)
     )
     parts = [
         f"{plain(kind or 'unnamed')} {'of unknown size' if held is None else size(held)} in {counted(calls, 'call')}"
         for kind, calls, held in kinds.iter_rows()
     ]
-    return f"Each rank moved, in {_steps(run)}: {', '.join(parts)}; {_hidden(run)}."
+    who = "Each rank" if each.all() else f"The {counted(run.collectives['rank'].n_unique(), 'rank')} together"
+    return f"{who} moved, in {_steps(run)}: {', '.join(parts)}; {_hidden(run)}."
 
 
 def _steps(run: Run) -> str:

@@ -14,6 +14,7 @@ from tracekit.manifest import Manifest
 from tracekit.model import names
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.collectives.axes import with_axes
+from tracekit.model.collectives.batches import batched
 from tracekit.model.collectives.bucket_layers import with_layers
 from tracekit.model.collectives.calls import MOST_ELEMENTS, OF_GROUP, first_numel
 from tracekit.model.collectives.matching import with_matches, with_waits
@@ -80,9 +81,23 @@ COLLECTIVES_SCHEMA = Schema(
     ),
     c.EXPOSED_NS.but(meaning="Time of its kernels during which no such compute ran.", null=_NEVER_RAN),
     Column("call", pl.Int64, "Number of the call on its rank; the same in `work`.", "the call is not in the trace"),
+    Column(
+        "batch",
+        pl.Int64,
+        "Call of the first of those that one kernel carried out (`batch_isend_irecv`, `_coalescing_manager`): all have "
+        "its start and duration; the first has its overlapped and exposed time, the others 0.",
+        "it has a kernel of its own",
+    ),
     Column("match", pl.Int64, "Number of the collective, the same on all of its ranks (see matching.py)."),
     Column("num_matched", pl.Int32, "Number of its ranks that are at hand."),
     Column("num_needed", pl.Int32, "Number of ranks in its group, else in the run.", "neither is known"),
+    Column(
+        "matched_by",
+        pl.String,
+        "How it was found on other ranks: seq, order, `order: Seq differs between ranks`, or peer (a send and its "
+        "recv, by source, destination and order).",
+        "it was found on this rank alone",
+    ),
     c.WAIT_NS,
     c.TRANSFER_NS,
     Column("kind_from", pl.String, "How the kind was found: args, op, shapes, annotation or name.", "unknown"),
@@ -111,7 +126,7 @@ def collectives(
     """
     if calls.is_empty() and not (work["class"] == "comm").any():
         return pl.DataFrame(schema=COLLECTIVES_SCHEMA)
-    rows = _calls_with_work(_executions(arguments, work, cover), calls, patterns)
+    rows = _calls_with_work(batched(_executions(arguments, work, cover), calls), calls, patterns)
     rows = with_process_groups(rows, process_groups)
     rows = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns").with_row_index("row")
     rows = with_layers(rows.sort("at_ns", "index"), manifest)

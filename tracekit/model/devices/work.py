@@ -9,6 +9,7 @@ from tracekit.model import names
 from tracekit.model.as_of import around
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.collectives.backend_spans import match_spans
+from tracekit.model.collectives.batches import with_batches
 from tracekit.model.devices.operators import own_time
 from tracekit.model.devices.overruns import cut_overruns
 from tracekit.model.event_kinds import Kinds, nccl_calls, timed
@@ -83,6 +84,8 @@ def _device_work(device: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) 
         | (_named_like(rows["name"], _communication(patterns)) & ~is_copy)
         | (_named_like(rows["name"], names.PEER_COPY) & pl.col("call").is_not_null())
     )
+    rows = with_batches(rows.with_columns(is_comm.alias("is_comm")), calls)
+    is_comm = pl.col("is_comm")
     kind = (
         pl.when(is_comm).then(pl.lit("comm"))
         .when(is_copy).then(pl.lit("copy"))
