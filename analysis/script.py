@@ -1,4 +1,4 @@
-"""What these scripts share: runs as arguments, a table or a picture as the result, one sentence for an error."""
+"""Shared by these scripts: runs as arguments, a table or a picture as the result, one sentence for an error."""
 
 from __future__ import annotations
 

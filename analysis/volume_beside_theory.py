@@ -1,4 +1,4 @@
-"""What a step sent, in multiples of Ψ, beside the ZeRO paper's 2Ψ and 3Ψ, and the terms that make the difference."""
+"""Volume of a step, in multiples of Ψ, beside the ZeRO paper's 2Ψ and 3Ψ, and the terms that make the difference."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _fake_tensors() -> Generator[None]:
 
 
 def _mesh_makers() -> Iterator[tuple[Any, str]]:
-    """Where a device mesh is made or cut: its methods, and the maker's name in every strategy that imported it."""
+    """Places that make or cut a device mesh: its methods, and the maker's name in every strategy that imported it."""
     modules = dict(sys.modules)
     for module in [meshes, *(found for name, found in modules.items() if name.startswith("runners.strategies."))]:
         if hasattr(module, "init_device_mesh"):

@@ -1,4 +1,4 @@
-"""What a plain installation lacks, as one sentence that names the extra to install."""
+"""Extras of the installation; what is missing is one sentence that names the extra to install."""
 
 from __future__ import annotations
 

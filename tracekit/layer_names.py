@@ -1,4 +1,4 @@
-"""How layers are named: the root unit, and the span of layers that a bucket covers.
+"""Names of layers: the root unit, and the span of layers that a bucket covers.
 
 The name of the root unit is empty. Within a span, and wherever people read it, it is written `(root)`.
 """

@@ -202,7 +202,7 @@ class _Head(msgspec.Struct):
 
     @property
     def is_ours(self) -> bool:
-        """Whether tracekit wrote it, of this or a later format."""
+        """True where tracekit wrote it, of this or a later format."""
         signed = isinstance(self.tool, str) and self.tool.startswith("tracekit")
         return signed or None not in (self.format, self.strategy)
 

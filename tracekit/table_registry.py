@@ -68,7 +68,7 @@ class Table:
 
     @property
     def groupings(self) -> Groupings | None:
-        """What it can be grouped by; None where it cannot."""
+        """Its groupings; None where it cannot."""
         return None if self.columns else _load(self._beside("BY"), missing=None)
 
     def _beside(self, what: str) -> str:
@@ -77,7 +77,7 @@ class Table:
 
 
 def _load(place: str, **default: Any) -> Any:
-    """What `module:name` stands for; `missing`, if given, where the module has no such name."""
+    """The object that `module:name` names; `missing`, if given, where the module has no such name."""
     module, _, name = place.partition(":")
     home = import_module(module)
     return getattr(home, name, default["missing"]) if default else getattr(home, name)

@@ -76,7 +76,7 @@ class Schema(pl.Schema):
 
 @dataclass(frozen=True)
 class Groupings:
-    """What a table can be grouped by.
+    """Columns that a table can be grouped by.
 
     `default` are its keys where nothing is asked for. Columns that are asked for take their place, but for those in
     `always`, which stay.

@@ -72,7 +72,7 @@ def make_table() -> None:
 
 
 def passes_by_kind(stage: int) -> dict[str, int]:
-    """How often Ψ elements cross in a step, by kind: `{"all_gather": 2, "reduce_scatter": 1}` for stage 3.
+    """Number of times that Ψ elements cross in a step, by kind: `{"all_gather": 2, "reduce_scatter": 1}` for stage 3.
 
     Raises:
         ValueError: the stage is unknown.

@@ -1,3 +1,3 @@
-"""What `claims.py` is made of: recorded runs and proofs, answers with verdicts, the page."""
+"""Parts of `claims.py`: recorded runs and proofs, answers with verdicts, the page."""
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def page(answered: Sequence[Claim], proved: Sequence[str], made: Sequence[str] =
 
 
 def made_of(runs: Mapping[str, Run], proved: Sequence[str]) -> Iterator[str]:
-    """What the page stands on: runs and what is unexplained in them, proofs that agree, versions."""
+    """Evidence of the page: runs and what is unexplained in them, proofs that agree, versions."""
     left = 0
     for run in runs.values():
         rest = (

@@ -1,4 +1,4 @@
-"""What the claims are answered from: runs that the runners record once, and torch's own code run for N ranks."""
+"""Evidence for the claims: runs that the runners record once, and torch's own code run for N ranks."""
 
 from __future__ import annotations
 

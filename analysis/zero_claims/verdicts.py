@@ -54,7 +54,7 @@ class Placed(NamedTuple):
 
 
 def volume(walks: Sequence[Walk], multiple: int) -> str:
-    """Whether steps move `multiple` Ψ, but for flags and norms of single elements."""
+    """Verdict whether steps move `multiple` Ψ, but for flags and norms of single elements."""
     unknown = [f"`{walk.name}`" for walk in walks if walk.unexplained != 0]
     if unknown or not walks:
         return f"{OPEN}: not every byte of {', '.join(unknown) or 'a run'} is explained"
@@ -64,7 +64,7 @@ def volume(walks: Sequence[Walk], multiple: int) -> str:
 
 
 def accumulation(zero1: Sent, zero2: Sent, waiting: Sent) -> str:
-    """Whether accumulation multiplies ZeRO-2's gradients and not ZeRO-1's; `waiting` is ZeRO-2 that may wait."""
+    """Verdict whether accumulation multiplies ZeRO-2's gradients and not ZeRO-1's; `waiting`: ZeRO-2 that may wait."""
     if zero1.more != zero1.once:
         return f"{NOT}: ZeRO-1 sends {zero1.more / zero1.once:g} times as much with {zero1.micro_batches} micro-batches"
     if zero2.more != zero2.once * zero2.micro_batches:
@@ -77,7 +77,7 @@ def accumulation(zero1: Sent, zero2: Sent, waiting: Sent) -> str:
 
 
 def padding(cases: Sequence[Padded]) -> str:
-    """Whether sharding adds no padding."""
+    """Verdict whether sharding adds no padding."""
     without = [f"`{case.name}`" for case in cases if case.numel == 0]
     if without and len(without) < len(cases) and all((case.numel == 0) == case.divides for case in cases):
         return f"{WHEN} every dim 0 divides by the ranks; otherwise gathers and reductions carry the padding"
@@ -85,7 +85,7 @@ def padding(cases: Sequence[Padded]) -> str:
 
 
 def placement(cases: Sequence[Placed]) -> str:
-    """Whether a weight lies in equal parts of its rows over dp and of its columns over tp."""
+    """Verdict whether a weight lies in equal parts of its rows over dp and of its columns over tp."""
     fitting = [case for case in cases if case.local == _expected(case)]
     others = [case for case in cases if case not in fitting]
     # The tp axis splits dim 1 where a rank holds fewer columns than there are.
@@ -98,14 +98,14 @@ def placement(cases: Sequence[Placed]) -> str:
 
 
 def breaks(fsdp1: int, fsdp2: int) -> str:
-    """Whether compiling breaks FSDP1's graph and leaves FSDP2's whole."""
+    """Verdict whether compiling breaks FSDP1's graph and leaves FSDP2's whole."""
     if fsdp1 > 0 and fsdp2 == 0:
         return HOLDS
     return f"{NOT}: FSDP1 has {_breaks(fsdp1)}, FSDP2 {_breaks(fsdp2)}"
 
 
 def nodes(fully_shard: int, redistributed: int) -> str:
-    """Whether collectives are nodes of the compiled graph: of `fully_shard`, and of redistributed DTensors."""
+    """Verdict whether collectives are nodes of the compiled graph: of `fully_shard`, and of redistributed DTensors."""
     if fully_shard > 0:
         return HOLDS
     if redistributed > 0:
@@ -118,7 +118,7 @@ def _bulk(walk: Walk) -> int:
 
 
 def _told(walk: Walk) -> str:
-    """What a run moved in place of what was claimed, and the terms that made it so, largest first."""
+    """Volume that a run moved in place of what was claimed, and the terms that made it so, largest first."""
     terms = {term: numel for term, numel in walk.terms.items() if numel and term not in {*CHECKS, EMULATED}}
     why = ", ".join(sorted(terms, key=lambda term: -abs(terms[term])))
     return f"`{walk.name}` moves {walk.measured / walk.psi:.2f}Ψ{f' ({why})' if why else ''}"

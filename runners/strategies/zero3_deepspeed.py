@@ -23,7 +23,7 @@ class Zero3DeepSpeed(DeepSpeed):
     stage = 3
 
     def settings(self) -> dict[str, Any]:
-        """How much is gathered ahead and what stays gathered, where an option says so."""
+        """Settings of what is gathered ahead and what stays gathered, where an option says so."""
         given = {name: getattr(self.setup.args, option) for name, option in LIMITS.items()}
         return {name: value for name, value in given.items() if value is not None}
 

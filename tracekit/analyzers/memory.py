@@ -72,7 +72,7 @@ _CURVE = ("rank", "device")
 
 
 class _Baseline(NamedTuple):
-    """What was allocated when the window began, on one device of one rank."""
+    """Allocations at the beginning of the window, on one device of one rank."""
 
     held: dict[str, int]
     before: int

@@ -1,4 +1,4 @@
-"""How much each step sent, beside what its strategy should send (plan) and the ZeRO paper's closed form (theory)."""
+"""Volume of each step, beside its strategy's plan and the ZeRO paper's closed form (theory)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _nothing_is_zero(*columns: str) -> list[pl.Expr]:
 
 
 def backend(run: Run) -> pl.DataFrame:
-    """What the backend ran for each kind of collective that was asked of it: BACKEND_SCHEMA."""
+    """Collectives that the backend ran for each kind of collective that was asked of it: BACKEND_SCHEMA."""
     keys = [*_STEP, "kind", "backend_kind"]
     return (
         sized(run)

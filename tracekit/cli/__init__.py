@@ -128,7 +128,7 @@ def _code(error: BaseException) -> int:
 
 
 def _sentence_of(error: BaseException) -> str:
-    """What to say of the error; nothing where nobody wants to know."""
+    """The sentence for the error; empty where nobody wants to know."""
     match error:
         case TracekitError():
             return str(error)

@@ -1,4 +1,4 @@
-"""Where commands print: Rich on a terminal, plain and unwrapped text otherwise."""
+"""Consoles that commands print on: Rich on a terminal, plain and unwrapped text otherwise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def say_now(line: str) -> None:
 
 @contextmanager
 def reading() -> Generator[Callable[[int, int, str], None] | None]:
-    """What `tracekit.open` takes as its progress: on a terminal a bar that goes away in the end, otherwise nothing."""
+    """Progress for `tracekit.open`: on a terminal a bar that goes away in the end, otherwise nothing."""
     screen = console(sys.stderr)
     if not screen.is_terminal:
         yield None

@@ -17,7 +17,7 @@ _LONGEST_RANGE = 10_000
 
 
 class Format(StrEnum):
-    """How a table is written."""
+    """Format that a table is written in."""
 
     TABLE = "table"
     JSON = "json"

@@ -25,7 +25,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(*, step: str, rank: str, sort: str, columns: str, limit: int | None) -> Wanted:
-    """What the options ask for.
+    """Choice of rows and columns that the options make.
 
     Raises:
         UsageError: steps or ranks are no numbers.

@@ -114,7 +114,7 @@ def _sweep(path: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Whether the file is now locked until it is closed, also by the end of this process; false where it cannot be."""
+    """True where the file is now locked until it is closed, also by the end of this process; else false."""
     try:
         import fcntl
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: what was recorded, and the tables it has, as HTML."""
+"""HTML of a run for a notebook: the recording, and the tables by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_html(run: Run) -> str:
 
 
 def _lines(run: Run) -> list[tuple[str, str]]:
-    """What the run holds: name and value a line."""
+    """Lines about the run: name and value."""
     steps = run.steps.drop_nulls("step")
     num_steps = steps["step"].n_unique()
     cut = num_steps - steps.filter("complete")["step"].n_unique()

@@ -33,7 +33,7 @@ _MAX_RANKS = 1_000_000  # ranks a run may have before the made-up process ids of
 
 
 class TrackKey(NamedTuple):
-    """What makes a track of its own: a row of a lane, or a counter."""
+    """Key of a track: a row of a lane, or a counter."""
 
     run: int
     rank: int
@@ -213,7 +213,7 @@ class _RunWriter:
 
 
 def _titles(places: pl.DataFrame) -> dict[tuple[Any, ...], str]:
-    """What to call each (rank, track, device, lane): device and lane only where a rank has several."""
+    """Title of each (rank, track, device, lane): device and lane only where a rank has several."""
     every = set(places.iter_rows())
     devices: dict[Any, set[Any]] = {}
     lanes: dict[Any, set[Any]] = {}
@@ -271,7 +271,7 @@ def _names(frames: list[pl.DataFrame]) -> dict[str, dict[Any, int]]:
 
 
 def _shifts(frames: list[tuple[pl.DataFrame, pl.DataFrame]]) -> list[int]:
-    """What to add to each run's times so that all begin where the first begins; 0 for one run alone."""
+    """Offset to add to each run's times, in ns, so that all begin where the first begins; 0 for one run alone."""
     begins = [
         min((t for t in (frame["start_ns"].min(), counts["ts_ns"].min()) if isinstance(t, int)), default=None)
         for frame, counts in frames

@@ -1,4 +1,4 @@
-"""What a timeline draws: one frame of slices for the Perfetto file and for the dashboard's timeline.
+"""Slices of a timeline: one frame for the Perfetto file and for the dashboard's timeline.
 
 A slice is a half-open interval ``[start_ns, end_ns)`` on a track of one rank. Slices of one (track, device,
 lane, row) never cross and never nest, so that every viewer keeps all of them.
@@ -159,7 +159,7 @@ def first_free_row(keys: IntArray, starts: IntArray, ends: IntArray) -> list[int
 
 
 def _uncovered(starts: IntArray, ends: IntArray, hidden: intervals.Intervals) -> tuple[IntArray, IntArray, IntArray]:
-    """What of sorted intervals lies outside `hidden`, each instant once: (index, starts, ends)."""
+    """Parts of sorted intervals outside `hidden`, each instant once: (index, starts, ends)."""
     reach = np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1]))
     begin, end = np.maximum(starts, reach), ends
     real = np.flatnonzero(end > begin)

@@ -31,7 +31,7 @@ def page() -> str:
 
 
 def _section(table: Table) -> str:
-    """What the table answers and needs, how it can be grouped, and its columns."""
+    """Section of one table: its question and needs, its groupings, its columns."""
     told = [f"{table.answers[0].upper()}{table.answers[1:]}.", f"Needs {_needs(table)}."]
     if table.groupings:
         told.append(_grouped(table.groupings))

@@ -42,7 +42,7 @@ class Column:
 
     @property
     def says_the_same(self) -> bool:
-        """Whether it is a label with one value throughout, or unknown throughout."""
+        """True where it is a label with one value throughout, or unknown throughout."""
         return len(set(self.cells)) == 1 and (not self.numeric or self.name in _LABELS or self.cells[0] == ABSENT)
 
     @property
@@ -93,7 +93,7 @@ def draw(
 
 
 def constant_notes(constant: list[Column]) -> list[str]:
-    """What the columns that were left out say in every row."""
+    """Notes for the columns that were left out: the value of every row."""
     known = [f"{column.header} {column.cells[0]}" for column in constant if column.cells[0] != ABSENT]
     unknown = [column.name for column in constant if column.cells[0] == ABSENT]
     told = {"every row": known, "unknown throughout": unknown}

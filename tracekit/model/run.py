@@ -71,7 +71,7 @@ class Run:
         return f"<Run {self.name!r}: {ranks} ranks, {self._files['num_events'].sum()} events>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: ranks, steps, strategy and Ψ, and the tables by name."""
+        """The run as HTML for a notebook: ranks, steps, strategy and Ψ, and the tables by name."""
         return _elsewhere("tracekit.export.notebook:run_html")(self)
 
     def __getitem__(self, name: str) -> pl.DataFrame:
@@ -107,7 +107,7 @@ class Run:
 
     @cached_property
     def repairs(self) -> pl.DataFrame:
-        """What was wrong with files or with the run as a whole, and what was done about it: REPAIRS_SCHEMA."""
+        """Faults of files and of the run as a whole, and what was done about each: REPAIRS_SCHEMA."""
         faults = self._cached.table("faults", REPAIRS_SCHEMA, lambda: self._made.faults)
         return pl.concat([self._traces.repairs, faults])
 
@@ -128,7 +128,7 @@ class Run:
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
-        """What was communicated: COLLECTIVES_SCHEMA."""
+        """Every collective of the run: COLLECTIVES_SCHEMA."""
         return self._cached.table("collectives", COLLECTIVES_SCHEMA, lambda: self._made.collectives(self.compute_cover))
 
     @cached_property
@@ -217,7 +217,7 @@ def _manifest(paths: list[Path]) -> Manifest | None:
 
 
 def _folders(path: Path) -> tuple[Path, Path]:
-    """Where the files that belong to a run may lie: in the folder of its traces, or in the one above."""
+    """Folders in which files of a run may lie: that of its traces, and the one above."""
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     return folder, folder.parent
 

@@ -75,7 +75,7 @@ def _row(strategy: Strategy) -> tuple[str, ...]:
 
 
 def _sections() -> list[str]:
-    """How each is planned, and its default options."""
+    """Planner's summary and default options of each strategy."""
     lines: list[str] = []
     for strategy in STRATEGIES.values():
         about = cleandoc(import_module(strategy.planner).__doc__ or "").partition("\n\n")[0]

@@ -34,7 +34,7 @@ class Decoded(NamedTuple):
 
 
 class _BatchResult(NamedTuple):
-    """What was decoded of one batch.
+    """Columns and findings of one batch.
 
     The event objects are left out: they must be freed before the next ones are allocated, for speed.
     """

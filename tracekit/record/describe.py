@@ -66,12 +66,12 @@ def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
 
 
 def has_fsdp2_units(model: torch.nn.Module) -> bool:
-    """Whether `fully_shard` was called on any module: torch then names the units in the trace by itself."""
+    """True where `fully_shard` was called on any module: torch then names the units in the trace by itself."""
     return any(_fsdp_state(module) is not None for _, module in named_modules(model))
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether `Module.compile` was called on it: its hooks are then compiled with it."""
+    """True where `Module.compile` was called on it: its hooks are then compiled with it."""
     return getattr(module, "_compiled_call_impl", None) is not None
 
 

@@ -86,7 +86,7 @@ class Recorder:
 
     @property
     def recording(self) -> bool:
-        """Whether the step that runs now is written into a trace."""
+        """True while the step that runs now is written into a trace."""
         return self._profiler is not None and self._is_active(self._num_done)
 
     def __enter__(self) -> Self:
@@ -202,7 +202,7 @@ class Recorder:
         return self.schedule.state(step) in ("active", "last")
 
     def _prepare(self, step: int) -> None:
-        """What has to be in place before the profiler enters `step`."""
+        """Prepares what has to be in place before the profiler enters `step`."""
         if not self._is_active(step):
             self._marks.turn_off()
             return

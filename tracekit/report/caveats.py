@@ -23,7 +23,7 @@ _WORTH_SAYING = 0.01
 
 
 def caveats(run: Run) -> list[str]:
-    """What the run does not tell, a sentence an entry."""
+    """Caveats of the run, a sentence an entry."""
     sentences = [
         None if run.manifest else "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
         "The trace has no memory events, so its memory is unknown." if run.allocations.is_empty() else None,
@@ -38,7 +38,7 @@ def caveats(run: Run) -> list[str]:
 
 
 def _incomplete(steps: pl.DataFrame) -> str | None:
-    """How many steps are left out of means, and why."""
+    """Number of steps left out of means, and the reason."""
     cut = steps.filter(~pl.col("complete"))
     if cut.is_empty():
         return None
@@ -53,7 +53,7 @@ def _incomplete(steps: pl.DataFrame) -> str | None:
 
 
 def _repaired(repairs: pl.DataFrame) -> str | None:
-    """What was wrong with the files of which ranks, the worst first, and what that means for counts."""
+    """Faults of the files by rank, the worst first, and the effect on counts."""
     found = repairs.filter(pl.col("file").is_not_null() | pl.col("rank").is_not_null())
     if found.is_empty():
         return None
@@ -108,7 +108,7 @@ def _other_numbers(run: Run) -> str | None:
 
 
 def _outside(run: Run) -> str | None:
-    """How much of what devices did was launched in no step, where it is worth saying."""
+    """Share of device work that was launched in no step, where it is worth saying."""
     outside, busy = outside_steps(run)
     if outside <= _WORTH_SAYING * busy:
         return None

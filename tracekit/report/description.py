@@ -1,4 +1,4 @@
-"""What is known of a run beside its tables: how it was made, how much of it rests on known values, what was guessed."""
+"""Facts of a run beside its tables: how it was made, how much of it rests on known values, what was guessed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Number = float | None
 
 
 def description(run: Run) -> dict[str, Any]:
-    """What the manifest says of the run and how it was read; values are plain, `None` where unknown.
+    """Settings from the manifest and how the run was read; values are plain, `None` where unknown.
 
     `coverage` counts collectives with known bytes; `guesses` tells, for what had to be inferred, from what
     and how often.
@@ -87,7 +87,7 @@ def _from_manifest(run: Run) -> dict[str, Any]:
 
 
 def _counts(table: pl.DataFrame, column: str) -> dict[str, int]:
-    """How often each origin is named, `unknown` for null; nothing where the table does not tell."""
+    """Number of rows of each origin, `unknown` for null; nothing where the table does not tell."""
     if column not in table.columns:
         return {}
     counted = table.group_by(column).len().sort("len", column, descending=[True, False])

@@ -55,7 +55,7 @@ def _environment() -> Any:
 
 
 def _without_unprintable(value: Any) -> Any:
-    """What the templates are to show, with text made fit to print unless it is HTML of our own."""
+    """The value for the templates, its text made fit to print unless it is HTML of our own."""
     return plain_line(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 

@@ -1,4 +1,4 @@
-"""What the page holds: sections, each with one question and a panel a run, with figures and tables in it."""
+"""Sections of the page, each with one question and a panel a run, with figures and tables in it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Panel:
-    """What a section says of one run, or of all (no title)."""
+    """Content of a section for one run, or of all (no title)."""
 
     title: str
     figures: list[Figure] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a section is made of: names of charts, and names of tables with their titles."""
+    """Parts of a section: names of charts, and names of tables with their titles."""
 
     key: str
     title: str

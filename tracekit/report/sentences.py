@@ -52,7 +52,7 @@ _WORTH_SAYING = 0.005
 
 
 def sentences(run: Run) -> list[str]:
-    """What there is to say of a run, one sentence an entry: volume, exposed time, memory, what is missing.
+    """Sentences about a run, one an entry: volume, exposed time, memory, what is missing.
 
     Numbers of time are means over the complete steps of all ranks; a volume that is not the same in all of them is
     given as a range.
@@ -82,7 +82,7 @@ def _volume(run: Run) -> str | None:
 
 
 def _difference(walk: pl.DataFrame, moved: str) -> str:
-    """How the measured volume compares with the theory, with the reasons worth naming, as part of a sentence."""
+    """Measured volume compared with the theory, with the reasons worth naming, as part of a sentence."""
     psi: dict[str, float | None] = dict(_telling_step(walk).select("term", "psi").iter_rows())
     theory, rest = psi.pop("theory", None), psi.pop("unexplained", None)
     total = psi.pop("measured", None)
@@ -132,7 +132,7 @@ def _telling_step(walk: pl.DataFrame) -> pl.DataFrame:
 
 
 def _bytes_moved(run: Run) -> str:
-    """What a run without Ψ moved: bytes by kind, on each rank, or on all together where they differ."""
+    """Volume of a run without Ψ: bytes by kind, on each rank, or summed over all where they differ."""
     of_ranks = run.collectives.group_by("rank", "kind").agg(pl.len().alias("calls"), known_sum("payload_bytes"))
     each = of_ranks.group_by("kind", "calls", "payload_bytes").len()["len"] == run.collectives["rank"].n_unique()
     sums = (pl.col("calls").sum(), known_sum("payload_bytes"))
@@ -187,7 +187,7 @@ def _coverage(run: Run) -> str | None:
 
 
 def _exposed(run: Run) -> str | None:
-    """How much of a step is exposed communication, and where most of it is."""
+    """Exposed communication as a share of a step, and where most of it is."""
     steps = of_complete_steps(run, run.table("breakdown"))
     length, exposed = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
     if not length or not exposed:

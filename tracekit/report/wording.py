@@ -49,7 +49,7 @@ def description_lines(description: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _overhead(ratio: float | None) -> str | None:
-    """What recording did to the time of a step; a ratio around 1 is within the noise of a machine."""
+    """Effect of recording on the time of a step; a ratio around 1 is within the noise of a machine."""
     if not ratio:
         return None
     return f"made steps {ratio:.2f}× as long" if ratio >= 1.05 else "no measurable effect on the time of a step"

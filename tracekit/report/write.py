@@ -28,7 +28,7 @@ HTML_NAME, JSON_NAME, TRACE_NAME = "report.html", "report.json", "trace.pftrace"
 
 
 class ReportPaths(NamedTuple):
-    """What was written, and the sentences it opens with (of several runs, each begins with the run's name)."""
+    """Paths that were written, and the sentences it opens with (of several runs, each begins with the run's name)."""
 
     html: Path
     json: Path

@@ -1,4 +1,4 @@
-"""What the name of a trace file tells: rank, host and process, positions on the axes of a mesh, number in a series."""
+"""Parts of a trace file's name: rank, host and process, positions on the axes of a mesh, number in a series."""
 
 from __future__ import annotations
 

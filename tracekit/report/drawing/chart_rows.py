@@ -1,4 +1,4 @@
-"""What each chart of the page draws: a run in, few rows of plain numbers out (columns as `chart_specs` asks).
+"""Rows of each chart of the page: a run in, few rows of plain numbers out (columns as `chart_specs` asks).
 
 Results come from the analyses; here they are averaged over steps where the chart says so, turned into ms
 and MiB, and thinned where there are more rows than a chart should hold. What was left out or merged is said
@@ -187,7 +187,7 @@ def memory_rows(run: Run) -> Drawn:
 
 
 def peak_rows(run: Run) -> Drawn:
-    """What each rank held at its peak, largest category first."""
+    """Memory of each rank at its peak by category, largest category first."""
     table = _accelerators(run.table("peak")).with_columns(series=pl.format("rank {}", "rank"))
     order = (
         table.group_by("category")

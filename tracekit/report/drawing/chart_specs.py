@@ -83,7 +83,7 @@ def overlap(frame: pl.DataFrame, top: float | None = None) -> Spec:
 
 
 def breakdown(frame: pl.DataFrame, top: float | None = None) -> Spec:
-    """What each step's time was spent on, a stacked bar a rank and step whose parts add up to the step.
+    """Parts of each step's time, a stacked bar a rank and step whose parts add up to the step.
 
     Columns: row, order, rank, activity, place (of the activity in the stack), ms, share (of the step, 0 to
     1).
@@ -114,7 +114,7 @@ def exposure(frame: pl.DataFrame, top: float | None = None) -> Spec:
 
 
 def waiting(frame: pl.DataFrame, top: float | None = None) -> Spec:
-    """What each rank's matched collectives were: transfer, or waiting for a later rank; a mean over steps.
+    """Time of each rank's matched collectives: transfer, or waiting for a later rank; a mean over steps.
 
     Columns: row, order, rank, part ("transfer" or "waiting"), place (of the part), ms.
     """
@@ -178,7 +178,7 @@ def memory(frame: pl.DataFrame, top: float | None = None, level_mib: float | Non
 
 
 def peak(frame: pl.DataFrame) -> Spec:
-    """What memory held at its peak, a bar a category and rank.
+    """Memory at its peak, a bar a category and rank.
 
     Columns: category, order, rank, series, mib.
     """
