@@ -25,7 +25,8 @@ from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.model.table_builder import Tables
 from tracekit.model.table_cache import CachedTables
 from tracekit.read.discovery.sources import expand
-from tracekit.read.traces import FILES_SCHEMA, REPAIRS_SCHEMA, Progress, Traces, read_traces
+from tracekit.read.read_each import Progress
+from tracekit.read.traces import FILES_SCHEMA, REPAIRS_SCHEMA, Traces, read_traces
 from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,8 @@ from tracekit.read.discovery.ranks import (
 )
 from tracekit.read.discovery.sources import LeftOut, Source, find_sources
 from tracekit.read.findings import Finding
-from tracekit.read.trace_cache import Opened, read_file
+from tracekit.read.read_each import Progress, read_each
+from tracekit.read.trace_cache import Opened
 from tracekit.table_schema import Column, Schema
 
 # One row a file of the run, those of cycles that were not read included.
@@ -75,9 +76,6 @@ PROCESS_GROUPS_SCHEMA: dict[str, pl.DataType] = {
 }
 
 _STRAY = "not a Kineto trace (no events in it)"
-
-# Called with the number of files read, the number of all files, and the name of the file just read.
-Progress = Callable[[int, int, str], None]
 
 
 class _Read(NamedTuple):
@@ -167,7 +165,7 @@ def read_traces(
     everything = split_cycles(found)
     chosen = choose_cycle(everything, cycle, manifest)
     sources = [s for s in everything if s.cycle == chosen]
-    read, unusable = _usable(sources, _read_all([s.path for s in sources], cache, executor, progress))
+    read, unusable = _usable(sources, read_each([s.path for s in sources], cache, executor, progress))
     metadata = [r.opened.metadata for r in read]
     ranked = assign_ranks([r.source for r in read], [m.rank for m in metadata])
     refuse_duplicates([r.source for r in read], ranked)
@@ -190,50 +188,6 @@ def _foreign_manifests(paths: list[Path]) -> list[LeftOut]:
     foreign = [path for path in manifests if path.is_file() and is_foreign(path)]
     what = "not a manifest that tracekit wrote (it has neither a format nor a strategy)"
     return [LeftOut(path, Finding(what, None, 1, "file left out")) for path in foreign]
-
-
-def _read_all(
-    paths: list[Path], cache: bool, executor: Executor | None, progress: Progress | None
-) -> list[Opened | InputError]:
-    """Return each file opened, or the error why it cannot be used, in the order of the paths."""
-    if executor is not None:
-        return _submitted(paths, cache, executor, progress)
-    workers = min(len(paths), _cores())
-    if workers > 1:
-        # Threads, since most of the time is spent without Python's lock and nothing is copied between processes: on two
-        # cores 1.7 times as fast as one by one, where processes take longer to start than small runs to read.
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="tracekit-read")
-        try:
-            return _submitted(paths, cache, pool, progress)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    results: list[Opened | InputError] = []
-    for path in paths:
-        results.append(_attempt(path, cache))
-        if progress:
-            progress(len(results), len(paths), path.name)
-    return results
-
-
-def _submitted(
-    paths: list[Path], cache: bool, executor: Executor, progress: Progress | None
-) -> list[Opened | InputError]:
-    futures = {executor.submit(_attempt, path, cache): path for path in paths}
-    for done, future in enumerate(as_completed(futures), 1):
-        if progress:
-            progress(done, len(paths), futures[future].name)
-    return [future.result() for future in futures]
-
-
-def _attempt(path: Path, cache: bool) -> Opened | InputError:
-    try:
-        return read_file(path, cache=cache)
-    except InputError as error:
-        return error
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _usable(
