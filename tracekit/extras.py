@@ -14,6 +14,7 @@ EXTRAS = {
     "record": ("torch", "torch"),
     "deepspeed": ("deepspeed", "DeepSpeed"),
     "viewer": ("viztracer", "viztracer"),
+    "remote": ("s3fs", "fsspec with s3fs, gcsfs or adlfs"),
 }
 
 

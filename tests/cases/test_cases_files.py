@@ -246,3 +246,34 @@ def test_a_member_that_expands_beyond_all_measure_is_not_read(tmp_path: Path, mo
         (tmp_path / name).write_bytes(data)
         with pytest.raises(InputError, match="decompression bomb"):
             tracekit.open(tmp_path / name)
+
+
+# -- Other programs' traces --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cat", "name", "seen"),
+    [
+        ("toplevel", "ThreadPool_RunTask", "the categories 'toplevel' and names such as 'ThreadPool_RunTask'"),
+        ("", "main", "the categories '' and names such as 'main'"),
+        ("FEE", "run (app.py:3)", "the categories 'FEE'"),
+        ("Op", "MatMul", "the categories 'Op' and names such as 'MatMul'"),
+    ],
+)
+def test_complete_events_of_another_program_are_refused(tmp_path: Path, cat: str, name: str, seen: str) -> None:
+    path = write(tmp_path / "other.json", [span(name, 10, 5, cat=cat), span(name, 20, 5, cat=cat)])
+    with pytest.raises(InputError, match=f"other.json: not a Kineto trace .its 2 events have {seen}"):
+        tracekit.open(path)
+    write(tmp_path / "rank0.json", COMMON)
+    run = tracekit.open(tmp_path, cache=False)
+    assert run.ranks["rank"].to_list() == [0]
+    assert run.repairs["done"].to_list() == ["file left out"]
+
+
+@pytest.mark.parametrize(
+    ("cat", "name"),
+    [("", "aten::mm"), ("", "ProfilerStep#3"), ("Operator", "mm"), ("xpu_runtime", "piEnqueue"), ("odd", "gloo:send")],
+)
+def test_one_known_category_or_name_is_enough(tmp_path: Path, cat: str, name: str) -> None:
+    path = write(tmp_path / "a.json", [span("main", 5, 90, cat="toplevel"), span(name, 10, 5, cat=cat)])
+    assert tracekit.open(path, cache=False).events.height == 2

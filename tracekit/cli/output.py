@@ -13,7 +13,7 @@ from tracekit.export import files, tabular, terminal
 from tracekit.text import plain_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import polars as pl
@@ -53,6 +53,7 @@ def write_table(
         chosen=chosen,
         output=output,
         force=force,
+        runs=run.paths,
         keep=tuple(asked.columns),
         title=f"{table.name} of {plain_line(run.name)}: {table.answers}{cut}",
     )
@@ -66,6 +67,7 @@ def write(
     chosen: Format | None,
     output: Path | None,
     force: bool,
+    runs: Sequence[Path] = (),
     title: str = "",
     units: Mapping[str, tuple[int, str]] | None = None,
     keep: tuple[str, ...] = (),
@@ -85,11 +87,11 @@ def write(
         _write_binary(frame, sys.stdout.buffer, form, table, about)
         sys.stdout.buffer.flush()
     elif form is Format.TABLE:
-        with files.open_output(path, force=force) as stream:
+        with files.open_output(path, force=force, runs=runs) as stream:
             terminal.draw(frame, console(stream), title=title, units=units, keep=keep)
         files.announce(path)
     else:
-        with files.open_output(path, force=force, binary=True) as stream:
+        with files.open_output(path, force=force, runs=runs, binary=True) as stream:
             _write_binary(frame, stream, form, table, about)
         files.announce(path)
 

@@ -126,6 +126,7 @@ def command(
         chosen=form,
         output=output,
         force=force,
+        runs=[] if params_from is None else [params_from],
         title=f"{strategy}, Ψ = {manifest.psi:,}: {totals['num_collectives']:,} collectives a step, "
         f"{totals['passes_numel']:,} elements ({multiple:.4f}Ψ), payload {totals['payload_bytes']:,} bytes, "
         f"on the wire {totals['wire_bytes']:,} bytes a rank{cut}",

@@ -12,19 +12,22 @@ from tracekit.errors import UsageError
 from tracekit.text import plain_line
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
+def refuse_existing(path: Path, *, force: bool, runs: Iterable[Path] = ()) -> None:
     """Nothing, unless the output exists and may not be replaced.
 
     Raises:
-        UsageError: the path is a folder, or exists without `force`, also as a link to nothing.
+        UsageError: the path is a folder, exists without `force`, also as a link to nothing, or is a file of one of the
+            runs, by whichever name.
     """
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a folder, not a file that can be written: name a file in it")
+        if path.is_file() and (read := _read_as(path, runs)):
+            raise UsageError(f"{path} is an input of this command ({read}), which no output replaces: name another one")
         leads_nowhere = path.is_symlink() and not path.exists()
         if not force and (path.is_file() or leads_nowhere):
             what = "is a link to nothing" if leads_nowhere else "exists already"
@@ -33,8 +36,19 @@ def refuse_existing(path: Path, *, force: bool) -> None:
         raise UsageError(f"{path} cannot be written: {_reason(error)}") from error
 
 
+def _read_as(path: Path, runs: Iterable[Path]) -> Path | None:
+    """The input that is the same file as the output, also through links; None where none is."""
+    from tracekit.read.discovery.sources import input_files
+
+    for read in input_files(runs):
+        with suppress(OSError):
+            if path.samefile(read):
+                return read
+    return None
+
+
 @contextmanager
-def replacing(path: Path, *, force: bool = False) -> Generator[Path]:
+def replacing(path: Path, *, force: bool = False, runs: Iterable[Path] = ()) -> Generator[Path]:
     """A path to write to that becomes `path` when the block ends well, and is removed when it does not.
 
     Missing parent folders are made. A device or a pipe, such as /dev/null, is written in place. What a writer of the
@@ -43,7 +57,7 @@ def replacing(path: Path, *, force: bool = False) -> Generator[Path]:
     Raises:
         UsageError: the output may not be replaced, or its place cannot be written.
     """
-    refuse_existing(path, force=force)
+    refuse_existing(path, force=force, runs=runs)
     if path.exists() and not path.is_file():
         with _told(path, path):
             yield path
@@ -59,13 +73,15 @@ def replacing(path: Path, *, force: bool = False) -> Generator[Path]:
 
 
 @contextmanager
-def open_output(path: Path, *, force: bool = False, binary: bool = False) -> Generator[IO[Any]]:
+def open_output(
+    path: Path, *, force: bool = False, binary: bool = False, runs: Iterable[Path] = ()
+) -> Generator[IO[Any]]:
     """A stream, UTF-8 text or bytes, whose content appears at `path` only when the block ends well.
 
     Raises:
         UsageError: as `replacing`.
     """
-    with replacing(path, force=force) as partial:
+    with replacing(path, force=force, runs=runs) as partial:
         mode, encoding = ("wb", None) if binary else ("w", "utf-8")
         with partial.open(mode, encoding=encoding) as stream:
             yield stream

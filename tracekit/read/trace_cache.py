@@ -22,6 +22,7 @@ from tracekit.read.decoding.archives import archive_of, open_file
 from tracekit.read.decoding.columns import SCHEMAS, Columns
 from tracekit.read.decoding.metadata import Metadata
 from tracekit.read.findings import Finding
+from tracekit.read.kineto import refuse_other
 
 # Fewer events are decoded in the time that reading an entry takes.
 MIN_EVENTS = 1000
@@ -70,10 +71,10 @@ def read_file(path: Path, *, cache: bool = True) -> Opened:
     """Return the file opened, from the cache where it has an entry; what is decoded is stored there.
 
     Raises:
-        InputError: as :func:`decode`.
+        InputError: as :func:`tracekit.read.decode.decode`, or it is another program's trace.
     """
     if not cache:
-        return _opened(path, decode(path), None)
+        return _opened(path, _kineto(path), None)
     # A file that cannot be read is reported where it is decoded.
     with suppress(OSError, msgspec.MsgspecError):
         if cached := _cached(path):
@@ -92,9 +93,15 @@ def _cached(path: Path) -> Opened | None:
     return None
 
 
+def _kineto(path: Path) -> Decoded:
+    decoded = decode(path)
+    refuse_other(decoded.columns, path)
+    return decoded
+
+
 def _decode_and_store(path: Path) -> Opened:
     before = _state(path)
-    decoded = decode(path)
+    decoded = _kineto(path)
     digest: str | None = None
     with suppress(OSError):
         digest = _digest(path)

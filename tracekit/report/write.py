@@ -51,7 +51,8 @@ def write_report(runs: list[Run], out: Path, *, force: bool = False, hta: bool =
         raise UsageError("a report needs at least one run: name a folder that holds one")
     paths = [out / name for name in (HTML_NAME, JSON_NAME, TRACE_NAME)]
     with ExitStack() as stack:
-        html, numbers, trace = (stack.enter_context(replacing(path, force=force)) for path in paths)
+        inputs = [path for run in runs for path in run.paths]
+        html, numbers, trace = (stack.enter_context(replacing(path, force=force, runs=inputs)) for path in paths)
         analysed = [analyse(run, name, hta=hta) for run, name in zip(runs, run_names(runs), strict=True)]
         html.write_text(dashboard(analysed), encoding="utf-8")
         with numbers.open("wb") as stream:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tracekit import extras
 from tracekit.errors import InputError
 from tracekit.manifest import MANIFEST_NAME
 from tracekit.read.decoding.archives import ARCHIVE_NAME, archive_of, is_archive, members
@@ -25,6 +26,8 @@ from tracekit.read.findings import Finding
 _TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
 _RANK_IN_FOLDER = re.compile(r"^(?:rank|worker)[-_=]?(\d{1,6})$", re.IGNORECASE)
+_ADDRESS = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/{1,2}(.*)$", re.DOTALL)
+_BESIDE_TRACES = (MANIFEST_NAME, "rank*.meta.json", "tracekit-patterns.toml")
 # Files of a folder without traces whose names are looked at for the refusal.
 _LOOKED_AT = 10_000
 _CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", re.IGNORECASE)
@@ -55,10 +58,12 @@ def expand(paths: Iterable[Path]) -> list[Path]:
     """Return these paths, patterns such as ``run/iteration_*/rank0*.gz`` replaced by what they match.
 
     Raises:
+        MissingExtraError: a path is an address (``s3://…``).
         InputError: no path is given, a pattern matches nothing, or a path is neither a file nor a folder.
     """
     found: list[Path] = []
     for path in paths:
+        _refuse_address(path)
         if os.path.exists(path) or not glob.has_magic(str(path)):  # noqa: PTH110 - Path's own raises on odd names
             _refuse_other(path)
             found.append(path)
@@ -85,6 +90,17 @@ def find_sources(paths: Iterable[Path], left_out: list[LeftOut] | None = None) -
         for source in _below(path, [] if left_out is None else left_out):
             by_file.setdefault(source.path.resolve(), source)
     return sorted(by_file.values(), key=in_order)
+
+
+def input_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files that opening these paths reads, archives as a whole, with what lies beside traces."""
+    for path in paths:
+        if path.is_file():
+            yield path
+        folder = path if path.is_dir() else path.parent
+        yield from _walk(folder, []) if path.is_dir() else ()
+        for name in _BESIDE_TRACES:
+            yield from folder.glob(name)
 
 
 def in_order(source: Source) -> tuple[int, int, tuple[str | int, ...]]:
@@ -172,6 +188,17 @@ def _walk(folder: Path, left_out: list[LeftOut]) -> Iterator[Path]:
 
 def _left_out(path: Path, what: str, kind: str) -> LeftOut:
     return LeftOut(path, Finding(what, None, 1, f"{kind} left out"))
+
+
+def _refuse_address(path: Path) -> None:
+    # As a path, s3://bucket/run has lost one of its slashes.
+    address = _ADDRESS.match(str(path))
+    if address is None or path.exists():
+        return
+    where = f"{address[1]}://{address[2]}"
+    if not extras.installed("remote"):
+        raise extras.missing("remote", f"{where}: reading from there", "copy the run here and give its folder")
+    raise InputError(f"{where}: runs are read from folders of this machine; copy the run here and give its folder")
 
 
 def _refuse_other(path: Path) -> None:
