@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracekit.analyzers.ledger import EMULATED, SMALL
+from tracekit.plan import shares
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HOLDS, WHEN, NOT, OPEN = "holds", "holds when", "does not hold", "is not answered"
 
 #: Terms of a few elements that a step sends whatever the size of the model: flags and norms.
-CHECKS = frozenset({"overflow check", "gradient norm", "norm and loss all-reduces beyond the plan"})
-EMULATED = "emulated by the backend"
+CHECKS = frozenset({shares.OVERFLOW, shares.NORM, SMALL})
 
 
 class Walk(NamedTuple):

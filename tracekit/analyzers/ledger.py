@@ -10,6 +10,7 @@ from tracekit import common_columns as c
 from tracekit.analyzers import volume
 from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.analyzers.expectation import Expectation, expectation
+from tracekit.plan.shares import THEORY
 from tracekit.table_schema import Column, Groupings, Schema
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tracekit.model.run import Run
 
-THEORY, MEASURED, UNEXPLAINED = "theory", "measured", "unexplained"
+MEASURED, UNEXPLAINED = "measured", "unexplained"
 SMALL, EMULATED = "norm and loss all-reduces beyond the plan", "emulated by the backend"
 
 _UNKNOWN = "the size of a collective, or what is expected, is not known"

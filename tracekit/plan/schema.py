@@ -13,6 +13,9 @@ from tracekit.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# Elements that a call has beyond its parameters, unless it names them otherwise.
+PADDING = "padding of dim 0"
+
 PLAN_SCHEMA = pl.Schema(
     {
         "layer": pl.String,
@@ -59,7 +62,7 @@ class Call(NamedTuple):
     own_bytes: int | None = None
     once: int = 1
     term: str | None = None
-    rest: str = "padding of dim 0"
+    rest: str = PADDING
     raw: int = 0
 
 

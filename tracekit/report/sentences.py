@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps
+from tracekit.analyzers.ledger import MEASURED, UNEXPLAINED
 from tracekit.analyzers.memory import RESERVED
 from tracekit.analyzers.volume import known_sum
 from tracekit.layer_names import ends, is_root
+from tracekit.plan import shares as named
+from tracekit.plan.schema import PADDING
 from tracekit.report.caveats import caveats
 from tracekit.strategies import title
 from tracekit.text import plain
@@ -20,31 +23,29 @@ if TYPE_CHECKING:
 
 # Why a term of the ledger is there, as the end of "because ...".
 REASONS = {
-    "gathered parameters saved for backward": "what forward gathered is kept for backward",
-    "tied parameters gathered at each use": "tied parameters are gathered at each of their uses",
-    "parameters gathered more than twice": "some parameters are gathered more than twice",
-    "parameters split over tp": "the other tensor-parallel ranks hold part of the parameters",
-    "tensor-parallel activations": "tensor parallelism all-reduces activations",
-    "activations recomputed": "recomputed activations are all-reduced again",
-    "replicate-axis all-reduce": "the replicas all-reduce what each has reduced",
-    "buffers broadcast": "buffers are broadcast before forward",
-    "ignored parameters not sent": "ignored parameters are not sent",
-    "root unit not gathered again": "the root unit is not gathered again",
-    "units kept gathered": "units kept gathered are not gathered again",
-    "frozen parameters not reduced": "frozen parameters are gathered but not reduced",
-    "frozen parameters not sent": "frozen parameters are not sent",
-    "parameters without a gradient": "some parameters got no gradient",
-    "padding of dim 0": "dim 0 is padded to a multiple of the ranks",
-    "alignment padding": "the flat parameters are padded",
-    "mixed types gathered as bytes": "mixed types are gathered as bytes",
-    "further micro-batches": "every further micro-batch communicates anew",
-    "all-reduce in place of reduce-scatter": (
-        "it all-reduces gradients (2Ψ) where the ZeRO paper reduce-scatters them (Ψ)"
-    ),
-    "overflow check": "it checks for overflow",
-    "gradient norm": "it sums the gradient norm",
-    "a single rank sends nothing": "a single rank has nobody to send to",
-    "a single rank gathers nothing": "a single rank has nothing to gather",
+    named.SAVED: "what forward gathered is kept for backward",
+    named.TIED: "tied parameters are gathered at each of their uses",
+    named.RELEASED: "some parameters are gathered more than twice",
+    named.SPLIT: "the other tensor-parallel ranks hold part of the parameters",
+    named.ACTIVATIONS: "tensor parallelism all-reduces activations",
+    named.RECOMPUTED: "recomputed activations are all-reduced again",
+    named.REPLICATED: "the replicas all-reduce what each has reduced",
+    named.BUFFERS: "buffers are broadcast before forward",
+    named.IGNORED: "ignored parameters are not sent",
+    named.ROOT_KEPT: "the root unit is not gathered again",
+    named.UNITS_KEPT: "units kept gathered are not gathered again",
+    named.FROZEN: "frozen parameters are gathered but not reduced",
+    named.FROZEN_UNSENT: "frozen parameters are not sent",
+    named.NO_GRADIENT: "some parameters got no gradient",
+    PADDING: "dim 0 is padded to a multiple of the ranks",
+    named.ALIGNMENT: "the flat parameters are padded",
+    named.AS_BYTES: "mixed types are gathered as bytes",
+    named.MICRO_BATCHES: "every further micro-batch communicates anew",
+    named.ALL_REDUCE: ("it all-reduces gradients (2Ψ) where the ZeRO paper reduce-scatters them (Ψ)"),
+    named.OVERFLOW: "it checks for overflow",
+    named.NORM: "it sums the gradient norm",
+    named.SINGLE: "a single rank has nobody to send to",
+    named.SINGLE_GATHER: "a single rank has nothing to gather",
 }
 
 # A term below this part of Ψ is not worth a clause: two decimals would show it as nothing.
@@ -73,7 +74,7 @@ def _volume(run: Run) -> str | None:
     if run.collectives.is_empty():
         return "No collective was found, so there is no communication to account for."
     walk = _known_steps(run.table("ledger"))
-    measured = walk.filter(pl.col("term") == "measured")["psi"].drop_nulls()
+    measured = walk.filter(pl.col("term") == MEASURED)["psi"].drop_nulls()
     if measured.is_empty():
         return _bytes_moved(run)
     low, high = _number(measured.min()), _number(measured.max())
@@ -84,8 +85,8 @@ def _volume(run: Run) -> str | None:
 def _difference(walk: pl.DataFrame, moved: str) -> str:
     """Measured volume compared with the theory, with the reasons worth naming, as part of a sentence."""
     psi: dict[str, float | None] = dict(_telling_step(walk).select("term", "psi").iter_rows())
-    theory, rest = psi.pop("theory", None), psi.pop("unexplained", None)
-    total = psi.pop("measured", None)
+    theory, rest = psi.pop(named.THEORY, None), psi.pop(UNEXPLAINED, None)
+    total = psi.pop(MEASURED, None)
     if theory is None:
         return "; what it should move is unknown"
     if total is None or rest is None:
@@ -120,14 +121,14 @@ def _clauses(terms: dict[str, float]) -> str:
 
 def _known_steps(walk: pl.DataFrame) -> pl.DataFrame:
     """The walks of the steps all of whose sizes are known; all walks where there is no such step."""
-    known = walk.filter(pl.col("term") == "measured", pl.col("coverage") == 1.0).select("rank", "step")
+    known = walk.filter(pl.col("term") == MEASURED, pl.col("coverage") == 1.0).select("rank", "step")
     return walk.join(known, on=["rank", "step"], how="semi") if known.height else walk
 
 
 def _telling_step(walk: pl.DataFrame) -> pl.DataFrame:
     """The walk of the step that is explained worst: what holds of it holds of all."""
     unknown_first = pl.col("psi").abs().fill_null(float("inf"))
-    worst = walk.filter(pl.col("term") == "unexplained").sort(unknown_first, descending=True, maintain_order=True)
+    worst = walk.filter(pl.col("term") == UNEXPLAINED).sort(unknown_first, descending=True, maintain_order=True)
     return walk.join(worst.select("rank", "step").head(1), on=["rank", "step"], how="semi", nulls_equal=True)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.analyzers.ledger import MEASURED, THEORY, UNEXPLAINED
+from tracekit.analyzers.ledger import MEASURED, UNEXPLAINED
+from tracekit.plan.shares import THEORY
 from tracekit.report.drawing import style
 from tracekit.report.drawing import vega_lite as vl
 from tracekit.report.drawing.chart_rows import Drawn
