@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit.model.steps import turns
+
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
@@ -18,11 +20,21 @@ def complete_steps(run: Run) -> pl.DataFrame:
 
 
 def of_complete_steps(run: Run, table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of complete steps, numbered or not; all rows where the run has no step that is complete."""
+    """The rows of steps that all ranks have in full, numbered or not; all rows where no step is complete."""
     return of_complete_steps_alone(run, table) if run.steps["complete"].any() else table
 
 
 def of_complete_steps_alone(run: Run, table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of complete steps, numbered or not; none where the run has no step that is complete."""
-    whole = run.steps.filter("complete").select(_STEP).unique()
-    return table.join(whole, on=list(_STEP), how="semi", nulls_equal=True)
+    """The rows of steps that all ranks have in full, numbered or not; none where the run has no complete step."""
+    return table.join(shared_steps(run), on=list(_STEP), how="semi", nulls_equal=True)
+
+
+def shared_steps(run: Run) -> pl.DataFrame:
+    """The steps that are complete on all ranks, as rank and step; where there are none, those complete on any.
+
+    A rank whose profiler started later, or which has one step more, would else weigh in a mean with other steps.
+    """
+    whole = turns(run.steps).filter("complete")
+    ranks = pl.col("rank").n_unique().over("cycle", "turn")
+    shared = whole.filter(ranks == run.steps["rank"].n_unique())
+    return (shared if shared.height else whole).select(_STEP).unique()

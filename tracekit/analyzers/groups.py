@@ -12,6 +12,8 @@ from tracekit import intervals
 from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tracekit.model.run import Run
 
 GROUPS_SCHEMA = Schema(
@@ -29,7 +31,11 @@ GROUPS_SCHEMA = Schema(
 CONCURRENCY_SCHEMA = Schema(
     c.RANK,
     c.STEP,
-    Column("first", pl.String, "One axis; without a mesh, one process group, or else one kind of collective."),
+    Column(
+        "first",
+        pl.String,
+        "One axis; without a mesh, one group or else one kind; or a kind within one of these.",
+    ),
     Column("second", pl.String, "The other, later by name."),
     Column("first_ns", pl.Int64, "Time during which communication of the first was in flight."),
     Column("second_ns", pl.Int64, "Time during which communication of the second was in flight."),
@@ -62,15 +68,24 @@ def concurrency(run: Run) -> pl.DataFrame:
 
     One row for each rank, step and pair; times are lengths of unions, in ns.
     """
-    who = pl.coalesce("axis", "group", "kind")
-    ran = run.collectives.filter(pl.col("dur_ns").is_not_null()).with_columns(who.alias("who"))
+    where = pl.coalesce("axis", "group")
+    ran = run.collectives.filter(pl.col("dur_ns").is_not_null()).with_columns(
+        where.alias("where"), pl.coalesce(where, "kind").alias("who"), pl.format("{} {}", where, "kind").alias("what")
+    )
     rows: list[tuple[object, ...]] = []
-    for (rank, step), group in ran.group_by("rank", "step", maintain_order=True):
-        parts = group.sort("who").partition_by("who", "device", as_dict=True, maintain_order=True)
-        busy = {key: intervals.union(p["start_ns"], p["start_ns"] + p["dur_ns"]) for key, p in parts.items()}
-        for a, b in combinations(busy, 2):
-            if a[1] != b[1] or a[0] == b[0]:
-                continue
-            both = intervals.length(intervals.intersect(busy[a], busy[b]))
-            rows.append((rank, step, a[0], b[0], intervals.length(busy[a]), intervals.length(busy[b]), both))
+    for (rank, step), part in ran.group_by("rank", "step", maintain_order=True):
+        rows += [(rank, step, *pair) for pair in _pairs(part, "who")]
+        # Kinds of one communicator on two streams.
+        for _, one in part.drop_nulls("where").group_by("where", maintain_order=True):
+            rows += [(rank, step, *pair) for pair in _pairs(one, "what") if pair[-1]]
     return pl.DataFrame(rows, schema=CONCURRENCY_SCHEMA, orient="row").sort("rank", "step", "first", "second")
+
+
+def _pairs(part: pl.DataFrame, who: str) -> Iterator[tuple[object, ...]]:
+    """Each two of column `who` on one device: their names, the time of each, and the time of both at once."""
+    parts = part.sort(who).partition_by(who, "device", as_dict=True, maintain_order=True)
+    busy = {key: intervals.union(p["start_ns"], p["start_ns"] + p["dur_ns"]) for key, p in parts.items()}
+    for a, b in combinations(busy, 2):
+        if a[1] == b[1] and a[0] != b[0]:
+            both = intervals.length(intervals.intersect(busy[a], busy[b]))
+            yield a[0], b[0], intervals.length(busy[a]), intervals.length(busy[b]), both

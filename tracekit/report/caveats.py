@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.analyzers.breakdown import outside_steps
+from tracekit.analyzers.skew import start_wait
 from tracekit.model.collectives.matching import SEQ_DIFFERS, SYMMETRIC
 from tracekit.model.steps import is_damage
 from tracekit.read.discovery.ranks import spans
 from tracekit.text import plain_line
-from tracekit.units import counted
+from tracekit.units import counted, duration
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -32,6 +33,7 @@ def caveats(run: Run) -> list[str]:
         _repaired(run.repairs),
         _unmet(run),
         _other_numbers(run),
+        _start(run),
         _outside(run),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -105,6 +107,17 @@ def _other_numbers(run: Run) -> str | None:
         return None
     told = counted(number, "collective")
     return f"Seq disagrees between ranks for {told}: they were matched by their order in the step."
+
+
+def _start(run: Run) -> str | None:
+    """That the first collective holds seconds of waiting, which say when recordings began."""
+    first = start_wait(run)
+    if first is None:
+        return None
+    return (
+        f"The first collective ({plain_line(first['kind'])}) holds {duration(first['wait_ns'])} of waiting on rank "
+        f"{first['rank']}: ranks whose profilers start at other times show so; stragglers leaves it out."
+    )
 
 
 def _outside(run: Run) -> str | None:
