@@ -150,7 +150,7 @@ TYPES: list[tuple[Any, ...]] = [
     *((f"A13 pid {word}", {"pid": word}, {"pid": None}) for word in ("Spans", "Traces", None, 1.5, [1], 2**70)),
     ("A13 tid text", {"tid": "stream 7"}, {"tid": 7}),
     ("A13 tid text alone", {"tid": "17"}, {"tid": 17}),
-    ("A13 pid of 64 bits", {"pid": 2**64 - 1}, {"pid": -1}),
+    ("A13 pid of 64 bits", {"pid": 2**64 - 1}, {"pid": None}),
     ("A13 ts text", {"ts": "1150.5"}, {"ts_ns": 1_150_500}),
     ("A13 ts whole text", {"ts": "1150"}, {}),
     ("A13 ts float", {"ts": 1150.0}, {}),

@@ -8,5 +8,5 @@
 - decode: all of that for one file; kineto: whether it is torch's; recovery: the events of damaged text; findings:
   faults, for the repairs table.
 - traces: all files of a run together; trace_cache: opened files from one opening to the next, in entries as
-  cache_entries writes them (so do the tables of a run, see model/table_cache.py).
+  cache_entries writes and cache_seal seals them (so do the tables of a run, see model/table_cache.py).
 """

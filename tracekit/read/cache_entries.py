@@ -1,8 +1,10 @@
 """Cache entries on disk: frames under a key of what they were made from, written atomically and verified when read.
 
 An entry is a zip file, uncompressed: one Parquet file for each frame that has rows, and ``about.json`` with the key,
-the version of the code that wrote it, and metadata of its owner. Zip's checksums find damaged entries. An entry that is
-missing, damaged, of another key or written by other code counts as absent.
+the version of the code that wrote it, digests of the frames, and metadata of its owner. It is sealed with a secret of
+the user (see cache_seal.py): an entry that came with a trace, that another user wrote or that was edited could cost any
+amount of memory, or say anything. An entry that is missing, damaged, not sealed by this user, of another key or written
+by other code counts as absent.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache as once
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 import polars as pl
+
+from tracekit.read import cache_seal
 
 FOLDER = ".tracekit-cache"
 SUFFIX = ".zip"
@@ -47,6 +51,8 @@ class EntryInfo(msgspec.Struct, frozen=True):
     key: str
     heights: dict[str, int]
     more: msgspec.Raw = msgspec.Raw(b"null")
+    digests: dict[str, str] = {}
+    seal: str = ""
 
 
 @once
@@ -80,27 +86,43 @@ def _in_users_folder(folder: Path, name: str) -> Iterator[Path]:
 def entry_info(path: Path) -> EntryInfo | None:
     """Return the metadata of the entry at this path; None where this version of the code wrote none."""
     with suppress(*_DAMAGE), zipfile.ZipFile(path) as entry:
-        found = msgspec.json.decode(entry.read(_ABOUT), type=EntryInfo)
-        return found if found.version == code_version() else None
+        return _info(entry)
     return None
+
+
+def _info(entry: zipfile.ZipFile) -> EntryInfo | None:
+    found = msgspec.json.decode(_stored(entry, _ABOUT), type=EntryInfo)
+    unsealed = msgspec.json.encode(msgspec.structs.replace(found, seal=""))
+    return found if found.version == code_version() and cache_seal.is_ours(unsealed, found.seal) else None
+
+
+def _stored(entry: zipfile.ZipFile, name: str) -> bytes:
+    """Return a member, which takes no more memory than it takes in the file."""
+    member = entry.getinfo(name)
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+        raise ValueError(name)
+    return entry.read(member)
 
 
 def load(path: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | None:
     """Return the frames of the entry at this path; None where it is not the entry of this key."""
     with suppress(*_DAMAGE), zipfile.ZipFile(path) as entry:
-        found = msgspec.json.decode(entry.read(_ABOUT), type=EntryInfo)
-        if (found.version, found.key) == (code_version(), key):
-            frames = _frames(entry, schemas)
+        found = _info(entry)
+        if found is not None and found.key == key:
+            frames = _frames(entry, schemas, found.digests)
             # A frame whose name in the archive is damaged looks as if it had no rows.
             return frames if {name: frame.height for name, frame in frames.items()} == found.heights else None
     return None
 
 
-def _frames(entry: zipfile.ZipFile, schemas: Schemas) -> dict[str, pl.DataFrame]:
+def _frames(entry: zipfile.ZipFile, schemas: Schemas, digests: Mapping[str, str]) -> dict[str, pl.DataFrame]:
     frames = {name: pl.DataFrame(schema=schema) for name, schema in schemas.items()}
     stored = [name for name in schemas if f"{name}.parquet" in entry.NameToInfo]
+    parquets = {name: _stored(entry, f"{name}.parquet") for name in stored}
+    if any(cache_seal.digest(data) != digests.get(name) for name, data in parquets.items()):
+        raise ValueError("edited")
     # Together, since each query costs more than reading a small frame.
-    read = pl.collect_all([pl.scan_parquet(io.BytesIO(entry.read(f"{name}.parquet"))) for name in stored])
+    read = pl.collect_all([pl.scan_parquet(io.BytesIO(data)) for data in parquets.values()])
     for name, frame in zip(stored, read, strict=True):
         if frame.schema != frames[name].schema:
             raise ValueError(name)
@@ -111,19 +133,24 @@ def _frames(entry: zipfile.ZipFile, schemas: Schemas) -> dict[str, pl.DataFrame]
 def store(paths: list[Path], key: str, frames: Mapping[str, pl.DataFrame], more: Any = None) -> None:
     """Write the entry to the first of these paths that can be written, under another name until it is complete."""
     heights = {name: frame.height for name, frame in frames.items()}
-    info = msgspec.json.encode(EntryInfo(code_version(), key, heights, msgspec.Raw(msgspec.json.encode(more))))
+    about = EntryInfo(code_version(), key, heights, msgspec.Raw(msgspec.json.encode(more)))
     for path in paths:
         partial = path.with_name(f"{path.name}.{os.getpid()}.{id(frames)}{_PARTIAL}")
         try:
             _make_folder(path.parent)
             with zipfile.ZipFile(partial, "w") as entry:
-                entry.writestr(_ABOUT, info)
+                digests: dict[str, str] = {}
                 for name, frame in frames.items():
                     if frame.is_empty():
                         continue
                     # Parquet's own encodings shrink it as much as matters; compression would double the reading.
-                    with entry.open(f"{name}.parquet", "w", force_zip64=True) as parquet:
-                        frame.write_parquet(parquet, compression="uncompressed", statistics=False)
+                    with entry.open(f"{name}.parquet", "w", force_zip64=True) as file:
+                        parquet = cache_seal.Digested(file)
+                        frame.write_parquet(cast("IO[bytes]", parquet), compression="uncompressed", statistics=False)
+                    digests[name] = parquet.digest()
+                unsealed = msgspec.structs.replace(about, digests=digests)
+                seal = cache_seal.seal(msgspec.json.encode(unsealed))
+                entry.writestr(_ABOUT, msgspec.json.encode(msgspec.structs.replace(unsealed, seal=seal)))
             partial.replace(path)
         except (OSError, pl.exceptions.PolarsError):
             continue
