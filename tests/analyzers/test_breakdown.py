@@ -135,7 +135,7 @@ def test_the_host_of_a_gpu_run_is_no_device_of_the_step():
     assert parts(run) == [(150, 100, 50, 0, 0, 0)]
 
 
-def test_several_gpus_of_a_rank_are_summed():
+def test_several_gpus_of_a_rank_have_a_row_each():
     run = run_of(
         steps=[step(5, 0, 100)],
         work=[
@@ -143,7 +143,8 @@ def test_several_gpus_of_a_rank_are_summed():
             work("comm", "stream 7", 0, 30, device="cuda:1"),
         ],
     )
-    assert parts(run) == [(40, 10, 30, 0, 0, 0)]
+    assert parts(run) == [(10, 10, 0, 0, 0, 0), (30, 0, 30, 0, 0, 0)]
+    assert breakdown(run)["device"].to_list() == ["cuda:0", "cuda:1"]
 
 
 @pytest.mark.parametrize("steps", [[], [step(5, 0, 100)]])

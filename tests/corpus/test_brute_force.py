@@ -24,29 +24,11 @@ PARTS = ("breakdown", "overlap", "bytes")
 
 # What tracekit answers otherwise today: the parts that differ, and the case and right value.
 OPEN: dict[str, tuple[tuple[str, ...], str]] = {
-    "corpus/dlrm-ddp-8rank-v100": (
-        ("breakdown",),
-        "M1: rows launched before the window open none: step 10 of rank 1 lasts 18,467 us, not 18,749",
-    ),
-    "corpus/h100-memory-modules.json.gz": (("breakdown",), "M1: step 6 lasts 34,892,419 ns, not 49,341,986"),
-    "corpus/list-at-top-level-2021.pt.trace.json.gz": (("breakdown",), "M1: step 5 lasts 208,847 us, not 262,274"),
-    "corpus/torchrec-16rank-a100-rank0.json.gz": (
-        ("breakdown", "overlap"),
-        "M1: step 550 lasts 208,697 us and launched 31,675 us of communication, not 56,407",
-    ),
-    "cases2/c01r-pp-gloo": (("breakdown", "overlap"), "L1: step 2 of rank 0 computes 870,057 ns, not 0"),
-    "cases2/c01r-ring-gloo": (("breakdown", "overlap"), "L1: step 2 of rank 0 computes 218,222,998 ns, not 0"),
-    "cases2/c02-xccl": (("overlap", "bytes"), "L5: one all-reduce, on xpu:0"),
     "cases2/c03-merged": (("breakdown", "overlap", "bytes"), "L2: two ranks, 50 and 100 us exposed, not one with 140"),
-    "cases2/c04-graph/one_logical_lane.json": (("breakdown", "overlap"), "L4: all 400 us overlapped, not cut to 110"),
-    "cases2/c05-two-gpus-one-process.json": (("breakdown",), "L10: a row a device, 100 and 190 us, not one of 290"),
     "cases2/c13-begin-end.json": (
         ("breakdown", "overlap", "bytes"),
         "L9: 100 us of communication, 50 hidden, not none",
     ),
-    "cases2/c30-rocm-copies-on-stream-0.json": (("breakdown",), "L4: 110 us of the copy exposed, not 0"),
-    "cases2/c42-comm-kernel-names.json": (("breakdown", "overlap", "bytes"), "O1: 9 kernels of 50 us, not 2"),
-    "cases2/c45-gloo-2021": (("breakdown", "overlap"), "L1: 500 us of compute, which hide 300 of 400, not 0"),
 }
 
 

@@ -43,6 +43,7 @@ WORK = {
     "start_ns": pl.Int64,
     "dur_ns": pl.Int64,
     "launched_ns": pl.Int64,
+    "linked_by": pl.String,
     "layer": pl.String,
     "phase": pl.String,
 }

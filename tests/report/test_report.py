@@ -37,6 +37,7 @@ def test_numbers_are_whole_and_unknown_is_null(tmp_path):
     assert set(run["tables"]) == {table.name for table in table_registry.TABLES if table.in_report}
     assert run["tables"]["breakdown"][0] == {
         "rank": 0,
+        "device": "cpu",
         "step": 0,
         "step_ns": 1_000_000,
         "compute_ns": 600_000,

@@ -9,6 +9,7 @@ import polars as pl
 from tracekit import common_columns as c
 from tracekit import intervals
 from tracekit.model.device_time import DEVICE_KEY, Key, union_per_device
+from tracekit.model.devices.device_rows import BEFORE
 from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 BREAKDOWN_SCHEMA = Schema(
     c.RANK,
-    c.STEP.but(null="the trace has no step marks"),
+    c.DEVICE,
+    c.STEP.but(
+        meaning="Optimizer step, by the number of its `ProfilerStep#` mark. Time counts where it passed: what a step "
+        "launched and its device did later is the next step's here, and the launching step's in `overlap`.",
+        null="the trace has no step marks",
+    ),
     c.STEP_NS,
     Column("compute_ns", pl.Int64, "Time during which any compute ran, but for crossings with comm of its own lane."),
     Column("exposed_comm_ns", pl.Int64, "Time during which communication ran and no compute."),
@@ -71,10 +77,8 @@ def breakdown(run: Run) -> pl.DataFrame:
     )
     parts = pl.col("compute_ns") + pl.col("exposed_comm_ns") + pl.col("exposed_copy_ns") + pl.col("idle_ns")
     return (
-        rows.group_by("rank", "cycle", "step", maintain_order=True)
-        .agg(pl.col(names).sum())
-        .with_columns((pl.col("step_ns") - parts).alias("residual_ns"))
-        .sort("rank", "cycle", "step")
+        rows.with_columns((pl.col("step_ns") - parts).alias("residual_ns"))
+        .sort("rank", "cycle", "device", "step")
         .select(pl.col(name).cast(dtype) for name, dtype in BREAKDOWN_SCHEMA.items())
     )
 
@@ -82,7 +86,9 @@ def breakdown(run: Run) -> pl.DataFrame:
 def outside_steps(run: Run) -> tuple[int, int]:
     """Busy time of devices with work that no step launched, and with any work, in ns."""
     work = _on_device(run.work).filter(pl.col("class").is_in(["compute", "comm", "copy"]))
-    outside = work.join(run.steps, on=["rank", "cycle", "step"], how="anti", nulls_equal=True)
+    launched = work.filter(pl.col("linked_by").ne_missing(BEFORE))
+    outside = launched.join(run.steps, on=["rank", "cycle", "step"], how="anti", nulls_equal=True)
+    outside = pl.concat([outside, work.filter(pl.col("linked_by") == BEFORE)])
     some, all_of_it = (
         sum(intervals.length(union) for union in union_per_device(rows).values()) for rows in (outside, work)
     )
@@ -119,7 +125,7 @@ def _windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     key = ["rank", "cycle", "step"]
     marked = run.steps.select(*key, pl.col("start_ns").alias("from_ns"), pl.col("end_ns").alias("to_ns"))
     stretches = (
-        work.filter(pl.col("device") != "cpu")
+        work.filter(pl.col("device") != "cpu", pl.col("linked_by").ne_missing(BEFORE))
         .join(marked, on=key, how="inner", nulls_equal=True)
         .with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
         .group_by("rank", "cycle", "device", "step", "from_ns", "to_ns")

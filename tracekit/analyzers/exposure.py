@@ -55,6 +55,7 @@ EXPOSURE_SCHEMA = Schema(
 )
 IDEAL_SCHEMA = Schema(
     c.RANK,
+    c.DEVICE,
     c.STEP.but(null="the trace has no step marks"),
     c.STEP_NS,
     c.EXPOSED_NS.but(meaning="Communication during which no compute ran."),
@@ -129,11 +130,11 @@ def ideal(run: Run) -> pl.DataFrame:
     `hideable_ns` is the smaller of the exposed communication and the compute that has no communication beside it;
     `ideal_ns` is the step without it.
     """
-    hidden = run.table("overlap", by=("rank", "step")).select("rank", "step", "overlapped_ns")
+    hidden = run.table("overlap", by=("rank", "device", "step")).select("rank", "device", "step", "overlapped_ns")
     free = pl.col("compute_ns") - pl.col("overlapped_ns").fill_null(0)
     return (
         run.table("breakdown")
-        .join(hidden, on=["rank", "step"], how="left", nulls_equal=True, maintain_order="left")
+        .join(hidden, on=["rank", "device", "step"], how="left", nulls_equal=True, maintain_order="left")
         .with_columns(
             pl.col("exposed_comm_ns").alias("exposed_ns"),
             pl.min_horizontal("exposed_comm_ns", pl.max_horizontal(free, pl.lit(0))).alias("hideable_ns"),

@@ -8,6 +8,7 @@ from tracekit import common_columns as c
 from tracekit.model import names
 from tracekit.model.as_of import around
 from tracekit.model.attribution.layers import Attribution
+from tracekit.model.devices.device_names import allocator_device
 from tracekit.model.recordings import RUN
 from tracekit.table_schema import Column, Schema
 
@@ -36,12 +37,11 @@ _BY_PHASE = {"forward": "activations", "backward": "gradients and temporaries", 
 BEFORE_WINDOW = "before the window"
 
 
-def memory(instants: pl.DataFrame, annotations: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
-    """Return ALLOCATIONS_SCHEMA of these instants, as read."""
-    rows = instants.drop_nulls("delta_bytes")
-    number = pl.col("device_id").fill_null(0).clip(0)
-    device = pl.when(pl.col("device_type") == 0).then(pl.lit("cpu")).otherwise(pl.format("cuda:{}", number))
-    rows = rows.sort(*RUN, "ts_ns", "index").with_columns(device.alias("device"))
+def memory(
+    instants: pl.DataFrame, annotations: pl.DataFrame, attribution: Attribution, device: pl.DataFrame
+) -> pl.DataFrame:
+    """Return ALLOCATIONS_SCHEMA of these instants, as read; `device` are the rows of devices."""
+    rows = allocator_device(instants.drop_nulls("delta_bytes"), device).sort(*RUN, "ts_ns", "index")
     rows = _with_category(attribution.locate(rows, "ts_ns"), annotations)
     return rows.select(list(ALLOCATIONS_SCHEMA)).cast(ALLOCATIONS_SCHEMA)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from tracekit.read.decoding.spellings import LINK, PYTHON_FRAME
 
@@ -50,17 +51,47 @@ def role_of(category: str | None) -> str | None:
     return "other" if lower.endswith(OTHER_DEVICES) else None
 
 
+KindOf = Callable[[str | None], str | None]
+# To torch, AMD's GPUs are cuda devices too.
+_CUDA = ("", "cuda", "hip", "roc", "rocm", "glow")
+# Of a category "mtia_ccp_events" or "hpu_op": mtia, hpu.
+_OWN_DEVICE = re.compile(r"^(mtia|hpu|xpu|npu)_")
+
+
+def launched_kind_of(category: str | None) -> str | None:
+    """Return the kind of device that a runtime's category names (``xpu_runtime``: xpu); None for cuda's and none."""
+    kind = re.sub(r"_?(runtime|driver)$", "", (category or "").lower())
+    return None if kind in _CUDA else kind
+
+
+def device_kind_of(category: str | None) -> str | None:
+    """Return the kind of device that a device row's own category names; None where it names none."""
+    found = _OWN_DEVICE.match((category or "").lower())
+    return found[1] if found else None
+
+
 # -- collectives ---------------------------------------------------------------------------------------------------
 NCCL_ANNOTATION = "nccl:"
 # Launches after which something runs on the device.
 STARTS_WORK = "(?i)launch|memcpy|memset"
 CALL_PREFIXES = ("c10d::", "nccl:", "record_param_comms")
 BACKEND_SPAN = r"^(gloo|mpi|ucc|xccl):"
+# Backends that may hand a collective to a device; their spans then are only its enqueueing.
+ENQUEUES = r"^(mpi|ucc|xccl):"
 
 # Device rows that are communication by name alone: the last resort, anchored where the name allows it.
 COMM_KERNEL = (
     r"(?i)^(void )?(nccl|rccl|msccl|oneccl|ccl::|hccl|hcom_|deep_?ep::|nvshmem)"
-    r"|(one|two)_shot_all_?reduce|multimem_(all|one|reduce)|cross_device_reduce|::(quick_?)?all_?reduce"
+    r"|(one|two)_?shot_?all_?reduce|multimem_(all|one|reduce)|cross_device_reduce|::(quick_?)?all_?reduce"
+    # TransformerEngine's user buffers, torch's own NVSHMEM kernels, expert parallelism of MORI.
+    r"|(^|[ :])k?userbuffers_|(^|[ :])nvshmem(_extension|[ix]?_)|::ep_?(dispatch|combine)\w*kernel"
+)
+# A compiler's fused kernel is called after all that it fuses, whatever that hands on to communication.
+FUSED_KERNEL = r"^triton_"
+# Names that speak of communication and are not known to be it.
+LIKE_COMMUNICATION = (
+    r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|(^|[^a-z])a2a([^a-z]|$)|send_?recv|user_?buffers"
+    r"|shmem|rdma|ibgda|peer_?to_?peer|(^|[^a-z])p2p([^a-z]|$)|ep_?dispatch|ep_?combine|mnnvl"
 )
 # The name that Kineto writes in place of every name with a byte that cannot be printed.
 LOST_NAME = "unknown"

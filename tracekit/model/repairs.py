@@ -10,8 +10,8 @@ from tracekit.model.steps import numbers_differ, unused_marks
 from tracekit.read.traces import REPAIRS_SCHEMA
 
 
-def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return REPAIRS_SCHEMA: at most one row for each rank and kind of fault."""
+def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame, misplaced: pl.DataFrame) -> pl.DataFrame:
+    """Return REPAIRS_SCHEMA: at most one row for each rank and kind of fault; `misplaced` are device rows."""
     found = [
         _counted(
             unused_marks(kinds, steps),
@@ -22,6 +22,11 @@ def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFra
             _by_run(work.drop_nulls("overrun_ns"), pl.col("overrun_ns").sum()),
             "device rows that outlast the next one on their stream",
             "ends cut at the next start, {} ns in all",
+        ),
+        _counted(
+            _by_run(misplaced, pl.col("dur_ns").sum()),
+            "device rows at time 0 or long before their launch",
+            "left out, {} ns in all",
         ),
         _counted(
             _early_starts(work),

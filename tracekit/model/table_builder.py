@@ -16,6 +16,7 @@ from tracekit.model.devices import work
 from tracekit.model.devices.device_rows import device_rows, without_lost_activity
 from tracekit.model.event_kinds import Kinds, kinds
 from tracekit.model.patterns import Patterns
+from tracekit.model.recordings import RUN
 from tracekit.read.traces import Traces
 
 
@@ -31,7 +32,7 @@ class Tables:
     @cached_property
     def faults(self) -> pl.DataFrame:
         """Faults of a run whose files can be read: REPAIRS_SCHEMA."""
-        return repairs.repairs(self._kinds, self.steps, self.work)
+        return repairs.repairs(self._kinds, self.steps, self.work, self._all_device.filter("is_misplaced"))
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -66,15 +67,28 @@ class Tables:
     @cached_property
     def allocations(self) -> pl.DataFrame:
         """ALLOCATIONS_SCHEMA."""
-        return memory.memory(self._traces.columns.memory, self._kinds.annotations, self._attribution)
+        return memory.memory(self._traces.columns.memory, self._kinds.annotations, self._attribution, self._device)
 
     @cached_property
-    def _kinds(self) -> Kinds:
+    def _all_kinds(self) -> Kinds:
         return kinds(self._traces.columns.events)
 
     @cached_property
+    def _kinds(self) -> Kinds:
+        """All but the device rows whose times are wrong, which would stretch whatever holds them."""
+        misplaced = self._all_device.filter("is_misplaced").select(*RUN, "index")
+        if misplaced.is_empty():
+            return self._all_kinds
+        others = self._all_kinds.others.join(misplaced, on=[*RUN, "index"], how="anti", maintain_order="left")
+        return self._all_kinds._replace(others=others)
+
+    @cached_property
+    def _all_device(self) -> pl.DataFrame:
+        return device_rows(self._traces.columns, self._all_kinds)
+
+    @cached_property
     def _device(self) -> pl.DataFrame:
-        return device_rows(self._traces.columns, self._kinds)
+        return self._all_device.filter(~pl.col("is_misplaced"))
 
     @cached_property
     def _calls(self) -> pl.DataFrame:

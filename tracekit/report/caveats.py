@@ -9,6 +9,7 @@ import polars as pl
 from tracekit.analyzers.breakdown import outside_steps
 from tracekit.analyzers.skew import start_wait
 from tracekit.model.collectives.matching import SEQ_DIFFERS, SYMMETRIC
+from tracekit.model.devices.device_rows import BEFORE
 from tracekit.model.steps import is_damage
 from tracekit.read.discovery.ranks import spans
 from tracekit.text import plain_line
@@ -34,6 +35,7 @@ def caveats(run: Run) -> list[str]:
         _unmet(run),
         _other_numbers(run),
         _start(run),
+        _before(run),
         _outside(run),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -117,6 +119,18 @@ def _start(run: Run) -> str | None:
     return (
         f"The first collective ({plain_line(first['kind'])}) holds {duration(first['wait_ns'])} of waiting on rank "
         f"{first['rank']}: ranks whose profilers start at other times show so; stragglers leaves it out."
+    )
+
+
+def _before(run: Run) -> str | None:
+    """How much work of devices was launched before the recording began."""
+    found = run.work.filter(linked_by=BEFORE)
+    if found.is_empty():
+        return None
+    number, busy = counted(found.height, "device row"), duration(int(found["dur_ns"].sum()))
+    return (
+        f"{number} with {busy} in all {'was' if found.height == 1 else 'were'} launched before the recording began: of "
+        "no step, layer or phase, and busy time of the window it ran in."
     )
 
 

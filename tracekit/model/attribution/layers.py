@@ -48,12 +48,15 @@ class Attribution:
         self._phases = _segments(phases, "phase")
 
     def locate(self, table: pl.DataFrame, time: str) -> pl.DataFrame:
-        """Return `table` with `layer` (null: unknown), `layer_from` and `phase` at the moment in column `time`."""
+        """Return `table` with `layer` (null: unknown), `layer_from` and `phase` at the moment in column `time`.
+
+        Of an unknown moment all of them are null.
+        """
         layer, phase = (latest(table, time, segments, "from_ns", RUN) for segments in (self._layers, self._phases))
         return table.with_columns(
             layer["value"].alias("layer"),
             layer["source"].alias("layer_from"),
-            phase["value"].fill_null("other").alias("phase"),
+            pl.when(table[time].is_not_null()).then(phase["value"].fill_null("other")).alias("phase"),
         )
 
 

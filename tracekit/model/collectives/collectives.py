@@ -20,6 +20,7 @@ from tracekit.model.collectives.calls import MOST_ELEMENTS, OF_GROUP, first_nume
 from tracekit.model.collectives.matching import with_matches, with_waits
 from tracekit.model.collectives.process_groups import with_process_groups
 from tracekit.model.device_time import DEVICE_KEY, Key, covered_ns
+from tracekit.model.devices.device_rows import BEFORE
 from tracekit.model.patterns import Patterns, kind_by_name
 from tracekit.model.recordings import RUN
 from tracekit.model.steps import step_at, turns
@@ -154,7 +155,7 @@ def _executions(arguments: pl.DataFrame, work: pl.DataFrame, cover: Mapping[Key,
         comm.sort("start_ns")
         .group_by(key, maintain_order=True)
         .agg(
-            pl.col("index", "device", "lane", "name", "start_ns", "launched_ns", *own).first(),
+            pl.col("index", "device", "lane", "name", "start_ns", "launched_ns", "linked_by", *own).first(),
             (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns"),
             pl.col("overlapped_ns", "exposed_ns").sum(),
         )
@@ -189,6 +190,7 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns)
     # A kernel has the size of one collective: of a call that coalesces several, only the call has all.
     has_size = pl.col("in_numel_ran").is_not_null() | pl.col("out_numel_ran").is_not_null()
     own_size = has_size & (pl.col("num_merged").fill_null(1) == 1)
+    in_window = pl.when(pl.col("linked_by").ne_missing(BEFORE)).then("start_ns")
     return rows.with_columns(
         pl.coalesce(by_arg, "kind", by_name, pl.lit("other")).alias("kind"),
         pl.when(by_arg.is_not_null()).then(pl.lit("args")).otherwise(
@@ -204,7 +206,7 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns)
         *(pl.coalesce(f"{name}_ran", name).alias(name) for name in OF_GROUP),
         pl.coalesce("index", "call_index").alias("index"),
         pl.coalesce("launched_ns", "called_ns").alias("issued_ns"),
-        pl.coalesce("launched_ns", "called_ns", "start_ns").alias("at_ns"),
+        pl.coalesce("launched_ns", "called_ns", in_window).alias("at_ns"),
     )  # fmt: skip
 
 

@@ -8,13 +8,13 @@ from tracekit import common_columns as c
 from tracekit.model import names
 from tracekit.model.as_of import around
 from tracekit.model.attribution.layers import Attribution
-from tracekit.model.collectives.backend_spans import match_spans
 from tracekit.model.collectives.batches import with_batches
-from tracekit.model.devices.operators import own_time
-from tracekit.model.devices.overruns import cut_overruns
-from tracekit.model.event_kinds import Kinds, nccl_calls, timed
+from tracekit.model.devices.cpu_work import cpu_work
+from tracekit.model.devices.device_rows import BEFORE
+from tracekit.model.devices.serial_lanes import on_serial_lanes
+from tracekit.model.event_kinds import Kinds, nccl_calls
 from tracekit.model.patterns import Patterns
-from tracekit.model.recordings import RUN, joined, with_first, without
+from tracekit.model.recordings import RUN, with_first, without
 from tracekit.model.steps import step_at
 from tracekit.table_schema import Column, Schema
 
@@ -37,12 +37,13 @@ WORK_SCHEMA = Schema(
     Column(
         "linked_by",
         pl.String,
-        "How step, layer and phase were found: correlation, flow, external id, order (spans of a CPU backend) or time.",
+        "How step, layer and phase were found: correlation, flow, external id, order (spans of a CPU backend) or time; "
+        "`before the recording` where it was launched before that began, so that it has none of them.",
     ),
     Column(
         "overrun_ns",
         pl.Int64,
-        "Time that was cut off, since it outlasted the next work of its stream (see model/devices/overruns.py).",
+        "Time that was cut off, since it outlasted the next work of its stream (see model/devices/serial_lanes.py).",
         "nothing was cut off",
     ),
     Column(
@@ -66,22 +67,23 @@ def work(
     """
     # A trace without device rows is a CPU run, whose work are its operators; unless it calls NCCL: then its device was
     # not recorded, and the time of its CPU operators measures nothing.
-    spans = _backend_spans(kinds, arguments, calls)
-    operators = _cpu_operators(without(kinds.operators, device, nccl_calls(kinds)), spans)
-    rows = pl.concat([_device_work(device, calls, patterns), spans, operators], how="diagonal_relaxed")
-    rows = rows.with_columns(pl.coalesce("launched_ns", "start_ns").alias("at_ns"))
+    operators = without(kinds.operators, device, nccl_calls(kinds))
+    on_device = _device_work(device, calls, patterns)
+    rows = pl.concat([on_device, cpu_work(kinds, operators, arguments, calls, on_device)], how="diagonal_relaxed")
+    at = pl.when(pl.col("linked_by").ne_missing(BEFORE)).then(pl.coalesce("launched_ns", "start_ns"))
+    rows = rows.with_columns(at.alias("at_ns"))
     located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")
     return located.select(list(WORK_SCHEMA)).cast(WORK_SCHEMA).sort("rank", "cycle", "start_ns", "index")  # type: ignore[arg-type]
 
 
 def _device_work(device: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
-    """Return rows of devices with class, device, lane and collective call."""
+    """Return rows of devices with class and collective call, on lanes that are serial."""
     rows = _link_calls(device, calls)
     is_copy = (pl.col("role") == "copy").fill_null(value=False)
     is_comm = (
         pl.col("collective").is_not_null() & (pl.col("collective") != "wait")
         | pl.col("linked_by_args")
-        | (_named_like(rows["name"], _communication(patterns)) & ~is_copy)
+        | (_named_as_communication(rows["name"], patterns) & ~is_copy)
         | (_named_like(rows["name"], names.PEER_COPY) & pl.col("call").is_not_null())
     )
     rows = with_batches(rows.with_columns(is_comm.alias("is_comm")), calls)
@@ -92,14 +94,7 @@ def _device_work(device: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns) 
         .when(pl.col("role") == "kernel").then(pl.lit("compute"))
         .otherwise(pl.lit("other"))
     )  # fmt: skip
-    number = pl.coalesce("device", "pid").cast(pl.String)
-    named = rows.with_columns(
-        kind.alias("class"),
-        pl.when(is_comm).then("call").alias("call"),
-        pl.format("cuda:{}", number).fill_null("cuda").alias("device"),
-        pl.format("stream {}", pl.coalesce("stream", "tid")).fill_null("stream ?").alias("lane"),
-    )
-    return cut_overruns(named)
+    return on_serial_lanes(rows.with_columns(kind.alias("class"), pl.when(is_comm).then("call").alias("call")))
 
 
 def _named_like(values: pl.Series, pattern: str) -> pl.Series:
@@ -108,9 +103,12 @@ def _named_like(values: pl.Series, pattern: str) -> pl.Series:
     return values.is_in(distinct.filter(distinct.str.contains(pattern)).to_list())
 
 
-def _communication(patterns: Patterns) -> str:
-    """Return the pattern for names of communication kernels: ours, and the user's."""
-    return "|".join([names.COMM_KERNEL, *(f"(?-i:{pattern.name})" for pattern in patterns)])
+def _named_as_communication(values: pl.Series, patterns: Patterns) -> pl.Series:
+    """Return whether each name is one of communication, by our own patterns or by the user's."""
+    ours = _named_like(values, names.COMM_KERNEL) & ~_named_like(values, names.FUSED_KERNEL)
+    if not patterns:
+        return ours
+    return ours | _named_like(values, "|".join(f"(?:{pattern.name})" for pattern in patterns))
 
 
 def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
@@ -130,37 +128,4 @@ def _link_calls(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     # engine does the work. A copy that an operator makes inside the call has that operator's id.
     return rows.with_columns(
         pl.coalesce("call_by_id", inside).alias("call"), pl.col("call_by_id").is_not_null().alias("linked_by_args")
-    )
-
-
-def _backend_spans(kinds: Kinds, arguments: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return collectives that ran on the CPU: spans of the backend (``gloo:all_reduce``), operators in early torch."""
-    named = pl.col("name").str.contains(names.BACKEND_SPAN)
-    rows = timed(pl.concat([part.filter(named) for part in (kinds.annotations, kinds.operators)]))
-    if rows.is_empty():
-        return rows
-    rows = joined(rows, arguments.select(*RUN, "index", "input_dims"), "index")
-    matched = match_spans(rows.rename({"ts_ns": "start_ns"}), calls)
-    by_order = pl.when(pl.col("call").is_not_null()).then(pl.lit("order")).otherwise(pl.lit("time"))
-    return _on_cpu(matched, pl.lit("comm")).with_columns(by_order.alias("linked_by"))
-
-
-def _cpu_operators(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return operators of a CPU run by own time; calls and waits are not compute, frames of autograd not work."""
-    thread = [*RUN, "pid", "tid"]
-    if operators.is_empty():
-        return operators
-    ops = timed(operators).join(spans.select(thread).unique(), on=thread, how="anti")
-    own = own_time(ops.rename({"ts_ns": "start_ns"}), thread)
-    own = own.filter(~pl.col("name").str.contains(names.AUTOGRAD_FRAME))
-    kind = pl.when(pl.col("name").str.contains(names.CALL_OR_WAIT)).then(pl.lit("other")).otherwise(pl.lit("compute"))
-    unlaunched = [pl.lit(None, pl.Int64).alias(c) for c in ("launched_ns", "call")]
-    return _on_cpu(own, kind).with_columns(*unlaunched, pl.lit("time").alias("linked_by"))
-
-
-def _on_cpu(rows: pl.DataFrame, kind: pl.Expr) -> pl.DataFrame:
-    return rows.with_columns(
-        kind.alias("class"),
-        pl.lit("cpu").alias("device"),
-        pl.format("thread {}", "tid").fill_null("thread ?").alias("lane"),
     )

@@ -17,6 +17,7 @@ _ADDRESS = "address"
 # Spellings of one argument: the first one present counts.
 _SPELLINGS = {
     "external_id": ("external_id", "external_id_2021"),
+    "stream": ("stream", "stream_ascend"),
     "in_numel": ("in_numel", "in_numel_2023"),
     "out_numel": ("out_numel", "out_numel_2023"),
     "group": ("group", "group_id"),

@@ -38,12 +38,14 @@ EVENT_SCHEMA = Schema(
 RUN_EVENTS_SCHEMA = Schema(c.RANK, c.CYCLE, *EVENT_SCHEMA.columns.values())
 # One row for each Python frame. They are half of many files and few tables need them, so they are kept apart.
 FRAME_SCHEMA: dict[str, pl.DataType] = {name: EVENT_SCHEMA[name] for name in _FRAME_COLUMNS}
-# Arguments of events on a device.
+# Arguments of events on a device; `original_stream` is the one that a graph's node was captured on.
 DEVICE_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "stream": pl.Int64(),
     "device": pl.Int64(),
     "copied_bytes": pl.Int64(),
+    "original_stream": pl.Int64(),
+    "graph_node": pl.Int64(),
 }
 # Arguments of events that name a collective; `input_dims` and `input_type` are JSON text, `group_ranks` a list as text,
 # which Kineto cuts after 30 ranks, and `comms_id` an unsigned number that 63 bits need not hold.
@@ -195,7 +197,9 @@ def _with_links(events: Sequence[Event], indices: _Indices, shape: Shape) -> Bat
     """Return events with their links to others, arguments of those on a device and of those with a collective."""
     none = CommArgs() if shape.comm else Args()
     args = [e.args or none for e in events]
-    device = [n for n, a in enumerate(args) if a.stream is not None or a.device is not None]
+    device = [
+        n for n, a in enumerate(args) if a.stream is not None or a.device is not None or a.stream_ascend is not None
+    ]
     comm = _rows_of_collectives([e.name for e in events], [a.collective for a in args])
     if comm and not shape.comm:
         raise NarrowError

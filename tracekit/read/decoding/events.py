@@ -21,6 +21,9 @@ class Args(msgspec.Struct, gc=False):
     correlation: Any = None
     sequence: Any = msgspec.field(default=None, name="Sequence number")
     stream: Any = None
+    stream_ascend: Any = msgspec.field(default=None, name="Stream Id")
+    original_stream: Any = None
+    graph_node: Any = msgspec.field(default=None, name="graph node id")
     device: Any = None
     copied_bytes: Any = msgspec.field(default=None, name="bytes")
     collective: Any = msgspec.field(default=None, name="Collective name")
