@@ -285,3 +285,42 @@ def test_a_pattern_is_the_way_out_for_fused_kernels_too(tmp_path: Path) -> None:
 
 def test_one_device_of_the_common_kind(tmp_path: Path) -> None:
     assert parts(opened(tmp_path, COMMON)) == [("cuda:0", 150, 100, 50, 0, 0)]
+
+
+# -- begins and ends -------------------------------------------------------------------------------------------------
+
+
+def halves(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of devices as a begin with the arguments and an end."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if event["cat"] == "kernel":
+            begin = {**event, "ph": "B"}
+            end = {key: event[key] for key in ("cat", "name", "pid", "tid")}
+            found += [begin, {**end, "ph": "E", "ts": event["ts"] + begin.pop("dur")}]
+        else:
+            found.append(event)
+    return found
+
+
+HALF = {"ph": "B", "cat": "kernel", "name": "half", "pid": 0, "tid": 7, "ts": 1120, "args": {"device": 0, "stream": 7}}
+PAIRS: list[tuple[Any, ...]] = [
+    ("all rows of devices", halves(COMMON), 0),
+    ("the end first in the file", halves(COMMON)[::-1], 0),
+    ("some rows", [*COMMON[:3], *halves(COMMON[3:])], 0),
+    ("rows that follow at once", halves([*COMMON, *on(9, "a", 1110, 10, 8), *on(9, "b", 1120, 10, 9)]), 0),
+    ("a begin without an end", [*halves(COMMON), HALF], 1),
+    ("an end without a begin", [*halves(COMMON), {**HALF, "ph": "E", "tid": 9}], 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("events", "alone"), rows(PAIRS))
+def test_begins_and_ends_are_complete_rows(tmp_path: Path, events: list[Any], alone: int) -> None:
+    run = opened(tmp_path, events)
+    follow = [event for event in events if event["name"] in ("a", "b")]
+    assert breakdown(run).select(pl.col(PARTS[1:]) // US).rows() == [
+        (150, 120, 30, 0, 0) if follow else (150, 100, 50, 0, 0)
+    ]
+    assert run.repairs.select("what", "count").rows() == (
+        [("begins without an end, or ends without a begin", alone)] if alone else []
+    )

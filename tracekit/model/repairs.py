@@ -29,6 +29,11 @@ def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame, misplaced: pl
             "left out, {} ns in all",
         ),
         _counted(
+            _by_run(pl.concat([part.filter(pl.col("ph").is_in(["B", "E"])) for part in kinds])),
+            "begins without an end, or ends without a begin",
+            "left out",
+        ),
+        _counted(
             _early_starts(work),
             "device rows that start before their launch",
             "linked by their ids all the same, up to {} ns early",

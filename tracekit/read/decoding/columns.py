@@ -16,6 +16,7 @@ from tracekit import common_columns as c
 from tracekit.read.decoding import clock
 from tracekit.read.decoding.arguments import columns_of, integers, texts
 from tracekit.read.decoding.events import Args, CommArgs, Event, Shape
+from tracekit.read.decoding.pairs import paired
 from tracekit.read.decoding.spellings import COMM_PREFIXES, LAUNCH_FLOWS, LINK, MEMORY, PYTHON_FRAME
 from tracekit.table_schema import Column, Schema
 
@@ -23,7 +24,12 @@ _FRAME_COLUMNS = ("index", "name", "pid", "tid", "ts_ns", "dur_ns")
 # In file order, memory instants and Python's frames apart.
 EVENT_SCHEMA = Schema(
     c.INDEX,
-    Column("ph", pl.String, "Kind of event: X (with a duration), i (an instant) or s (the start of a flow)."),
+    Column(
+        "ph",
+        pl.String,
+        "Kind of event: X (with a duration), i (an instant), s (the start of a flow); B or E (a begin or an end "
+        "without the other).",
+    ),
     Column("cat", pl.String, "Category, as Kineto calls it: kernel, cpu_op, user_annotation and so on.", "it has none"),
     c.NAME.but(meaning="Name of the event.", null="it has none"),
     Column("pid", pl.Int64, "Process or, of a device row, device.", "it has none, or it is not a number"),
@@ -92,6 +98,8 @@ SCHEMAS = {
     "flows": FLOW_SCHEMA,
 }
 
+# Beside complete events: instants, and begins and ends, which are paired once all are read.
+_ROWS = ("i", "B", "E")
 # Positions of events among the entries of their file.
 _Indices = npt.NDArray[np.int64]
 # Columns by table (a name of SCHEMAS), for one batch of events; a table without rows can be missing.
@@ -143,7 +151,7 @@ def batch_columns(events: Sequence[Event], first_index: int, shape: Shape) -> Ba
     frames, frame_indices, rest, indices = _split(events, indices, is_frame)
     is_instant = [e.name == MEMORY and e.ph == "i" for e in rest]
     instants, instant_indices, rest, indices = _split(rest, indices, is_instant)
-    is_row = [(ph := e.ph) == "X" or ph == "i" or (ph == "s" and e.cat == LINK) for e in rest]
+    is_row = [(ph := e.ph) == "X" or ph in _ROWS or (ph == "s" and e.cat == LINK) for e in rest]
     rows, row_indices, rest, indices = _split(rest, indices, is_row)
     flows, flow_indices, _, _ = _split(rest, indices, [e.ph == "s" and e.cat in LAUNCH_FLOWS for e in rest])
     found: BatchColumns = {}
@@ -255,6 +263,7 @@ def stacked(parts: Sequence[BatchColumns], base_ns: int) -> Columns:
         frames[name] = frames[name].with_columns(absolute, possible)
     for name in ("memory", "flows"):
         frames[name] = frames[name].with_columns(absolute)
+    frames["events"] = paired(frames["events"])
     return Columns(**frames)
 
 
