@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast coverage lint types pytest fuzz bench-read bench-analyse bench-process browser \
-  docs-tables claims clean
+  docs-tables docs-strategies claims clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench-process: $(STAMP) ## time of whole commands, imports included, side by sid
 
 docs-tables: $(STAMP) ## write docs/tables.md, the reference of all tables, from the registry
 	$(BIN)/python -m tracekit.export.table_reference docs/tables.md
+
+docs-strategies: $(STAMP) ## write docs/strategies.md, what each strategy is and how it is planned, from the registry
+	$(BIN)/python -m tracekit.plan.strategies_page > docs/strategies.md
 
 claims: $(STAMP) ## answer common claims about ZeRO's volume from recorded and proved numbers, in docs/claims.md
 	$(BIN)/python analysis/claims.py

@@ -1,4 +1,4 @@
-"""FSDP2-shaped steps on several GPUs: per-layer overlap, waits and blame, right by the numbers that made them.
+"""FSDP2-shaped steps on several GPUs: per-layer overlap, waits and causes, right by the numbers that made them.
 
 A step of three units: the root "", layers.0, layers.1. Forward gathers each and computes 100 us a layer; backward runs
 layers.1 and layers.0 with a reduce-scatter each. Gathers and reductions have a stream of their own.
@@ -93,7 +93,7 @@ def test_a_late_launch_is_the_cpus(tmp_path: Path) -> None:
     assert causes(run) == {("layers.0", "first use"): 40_000, ("layers.1", "launched late"): 40_000}
 
 
-def test_a_late_rank_is_blamed_for_the_waiting_and_only_for_that(tmp_path: Path) -> None:
+def test_a_late_rank_is_the_cause_of_the_waiting_and_only_for_that(tmp_path: Path) -> None:
     ranks = [Rank(r, 3) for r in range(3)]
     for rank in ranks:
         rank.step(3, 0, 1000)

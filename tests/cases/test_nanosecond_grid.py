@@ -1,4 +1,4 @@
-"""Random GPU steps against a calculator that looks at every microsecond: overlap, breakdown and blame."""
+"""Random GPU steps against a calculator that looks at every microsecond: overlap, breakdown and exposure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_not_stale():
     written = (ROOT / "docs" / "strategies.md").read_text("utf-8")
-    assert written == page(), "python -m tracekit.plan.strategies_page > docs/strategies.md"
+    assert written == page(), "make docs-strategies"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=lambda strategy: strategy.name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _INTRODUCTION = """
 # Strategies
 
-<!-- Written by `python -m tracekit.plan.strategies_page > docs/strategies.md` from the registry; edit that. -->
+<!-- Written by `make docs-strategies` from the registry; edit that. -->
 
 One registry, `tracekit/strategies.py`, says what each strategy is called, which ZeRO stage it claims, what its defaults
 are, and which files plan and run it. The training programs, `tracekit plan`, the ledger and the sentences of a report
