@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from cases import rows
-from kineto import kernel, span, step, write
+from kineto import kernel, memory, span, step, write
 
 import tracekit
 from tracekit.model.run import Run
+from tracekit.report.sentences import sentences
 
 
 def header(*groups: dict[str, Any], rank: int = 0, world_size: int = 2) -> dict[str, Any]:
@@ -138,3 +139,46 @@ def test_same_name_but_other_members_is_another_group(tmp_path: Path, how: str) 
     run = tracekit.open(tmp_path, cache=False)
     assert run.table("groups").select("members", "num_ranks").rows() == [("0, 1", 2), ("2, 3", 2)]
     assert run.collectives["transfer_ns"].to_list() == [10_000] * 4
+
+
+@pytest.mark.parametrize(
+    ("cpu", "share", "told"),
+    rows(
+        [
+            # A GEMM from 1010 to 1110 hides half of the all-reduce from 1060 on.
+            ("beside gloo", True, "50 % of its time", True),
+            ("alone", False, "50 % of its time", False),
+        ]
+    ),
+)
+def test_gloo_beside_a_device_is_told_apart(tmp_path: Path, cpu: bool, share: str, told: bool) -> None:
+    gemm = kernel("ampere_sgemm_128x64", 1010, 100, stream=7, correlation=8)
+    events = [*gemm, *nccl(1060, 9)]
+    events[-1]["dur"] = 100
+    run = opened(tmp_path, [*events, *([gloo(1400), gloo(1500)] if cpu else [])])
+    said = sentences(run)
+    assert share in said[0]
+    assert any("carried out 2 collectives beside the devices" in sentence for sentence in said) == told
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "with_kernel", "peaked", "alone"),
+    rows(
+        [
+            ("a CPU's curve without a manifest", True, False, "at least", False),
+            ("a CPU's curve of a GPU run", True, True, "at least", True),
+            ("a GPU's curve", False, True, "", False),
+        ]
+    ),
+)
+def test_a_curve_says_what_it_speaks_for(
+    tmp_path: Path, on_cpu: bool, with_kernel: bool, peaked: str, alone: bool
+) -> None:
+    held = memory(1100, 4096, 1, 4096)
+    if not on_cpu:
+        held["args"] |= {"Device Type": 1, "Device Id": 0, "Total Reserved": 4096}
+    run = opened(tmp_path, [held, *(nccl(1200, 1) if with_kernel else [span("aten::mm", 1200, 10)])])
+    said = sentences(run)
+    start = f"Memory held {peaked} 4.00 KiB at its peak" if peaked else "Memory peaked at 4.00 KiB"
+    assert any(sentence.startswith(start) for sentence in said)
+    assert any("memory of cuda:0 is unknown" in sentence for sentence in said) == alone

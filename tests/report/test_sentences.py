@@ -103,7 +103,8 @@ def test_memory_stands_beside_its_model_states():
 def test_81_decimal_gigabytes_are_told_in_binary_ones():
     events = [{"ts_ns": 1, "delta_bytes": 81_352_720_384, "category": "activations"}]
     assert sentence(run_of(allocations=events), "Memory") == (
-        "Memory peaked at 75.77 GiB on rank 0, the largest part activations (75.77 GiB); its model states are unknown."
+        "Memory held at least 75.77 GiB at its peak on rank 0, the largest part activations (75.77 GiB); "
+        "its model states are unknown."
     )
 
 

@@ -148,6 +148,12 @@ def model_states(run: Run) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=MODEL_STATES_SCHEMA, orient="row")
 
 
+def is_lower_bound(run: Run, rank: int, device: str) -> bool:
+    """Whether the curve of a device counts from the window's start: no allocator's totals, nothing measured before."""
+    told = run.allocations.filter((pl.col("rank") == rank) & (pl.col("device") == device))["allocated_bytes"].count()
+    return not _held_on(run.manifest, rank, device) and (device == "cpu" or not told)
+
+
 def column_of(category: str) -> str:
     """Column of a category: `unsharded parameters` is in `unsharded_parameters_bytes`."""
     return category.replace(" ", "_") + "_bytes"

@@ -119,6 +119,12 @@ def communication(run: Run) -> pl.DataFrame:
     return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
 
 
+def of_devices(run: Run, table: pl.DataFrame) -> pl.DataFrame:
+    """The rows without those of the CPU on ranks that have other devices: a backend beside them is another question."""
+    accelerated = run.work.filter(pl.col("device") != "cpu")["rank"].unique().to_list()
+    return table.filter((pl.col("device") != "cpu") | ~pl.col("rank").is_in(accelerated))
+
+
 def ratio(part: str, whole: str) -> pl.Expr:
     """Part over whole, null where the whole is nothing or unknown."""
     return pl.when(pl.col(whole) > 0).then(pl.col(part) / pl.col(whole))

@@ -37,6 +37,8 @@ def caveats(run: Run) -> list[str]:
         _start(run),
         _before(run),
         _outside(run),
+        _beside_devices(run),
+        _cpu_memory_alone(run),
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -132,6 +134,24 @@ def _before(run: Run) -> str | None:
         f"{number} with {busy} in all {'was' if found.height == 1 else 'were'} launched before the recording began: of "
         "no step, layer or phase, and busy time of the window it ran in."
     )
+
+
+def _beside_devices(run: Run) -> str | None:
+    """What a CPU backend carried out on ranks that have other devices."""
+    accelerated = run.work.filter(pl.col("device") != "cpu")["rank"].unique().to_list()
+    beside = run.collectives.filter(pl.col("device") == "cpu", pl.col("rank").is_in(accelerated))
+    if beside.is_empty():
+        return None
+    which = counted(beside.height, "collective")
+    return f"A backend on the CPU carried out {which} beside the devices: they are in no hidden share of the devices."
+
+
+def _cpu_memory_alone(run: Run) -> str | None:
+    """That a curve of the CPU does not speak for the devices of the run."""
+    devices = run.work.filter(pl.col("device") != "cpu")["device"].unique().sort().to_list()
+    if not devices or run.allocations.is_empty() or (run.allocations["device"] != "cpu").any():
+        return None
+    return f"The memory events are of the CPU alone: the memory of {', '.join(devices)} is unknown."
 
 
 def _outside(run: Run) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps_alone
+from tracekit.analyzers.overlap import of_devices
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -42,7 +43,7 @@ def description(run: Run) -> dict[str, Any]:
 def summary(run: Run) -> dict[str, Number]:
     """The numbers that runs are compared by, means over complete steps and ranks unless named otherwise."""
     steps = of_complete_steps_alone(run, run.table("breakdown"))
-    hidden = of_complete_steps_alone(run, run.table("overlap", by=("rank", "step")))
+    hidden = of_devices(run, of_complete_steps_alone(run, run.table("overlap", by=("rank", "step", "device"))))
     moved = of_complete_steps_alone(run, run.table("totals"))
     comm = int(hidden["comm_ns"].sum())
     return {

@@ -8,7 +8,8 @@ import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.analyzers.ledger import MEASURED, UNEXPLAINED
-from tracekit.analyzers.memory import RESERVED
+from tracekit.analyzers.memory import RESERVED, is_lower_bound
+from tracekit.analyzers.overlap import of_devices
 from tracekit.analyzers.volume import known_sum
 from tracekit.layer_names import ends, is_root
 from tracekit.plan import shares as named
@@ -157,7 +158,7 @@ def _steps(run: Run) -> str:
 
 def _hidden(run: Run) -> str:
     """The hidden share of all communication time."""
-    table = of_complete_steps(run, run.table("overlap", by=("rank", "step")))
+    table = of_devices(run, of_complete_steps(run, run.table("overlap", by=("rank", "step", "device"))))
     comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
     if not comm:
         return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
@@ -220,7 +221,9 @@ def _memory(run: Run) -> str | None:
     rank, device, total = totals.row(-1)
     parts = top.filter((pl.col("rank") == rank) & (pl.col("device") == device)).sort("bytes", descending=True)
     largest, held = parts.select("category", "bytes").row(0)
-    sentence = f"Memory peaked at {size(total)} on rank {rank}, the largest part {_words(largest)} ({size(held)})"
+    is_least = is_lower_bound(run, rank, device)
+    told = f"held at least {size(total)} at its peak" if is_least else f"peaked at {size(total)}"
+    sentence = f"Memory {told} on rank {rank}, the largest part {_words(largest)} ({size(held)})"
     theory = run.table("model-states").filter((pl.col("rank") == rank) & (pl.col("component") == "total"))
     if theory.is_empty():
         return f"{sentence}; its model states are unknown."
