@@ -19,7 +19,7 @@ import zstandard
 from kineto import COMMON, document, memory, span, step, write
 
 import tracekit
-from tracekit.errors import InputError
+from tracekit.errors import InputError, UsageError
 from tracekit.read.decode import decode
 from tracekit.read.decoding import content
 from tracekit.read.decoding.arguments import integers
@@ -277,3 +277,23 @@ def test_complete_events_of_another_program_are_refused(tmp_path: Path, cat: str
 def test_one_known_category_or_name_is_enough(tmp_path: Path, cat: str, name: str) -> None:
     path = write(tmp_path / "a.json", [span("main", 5, 90, cat="toplevel"), span(name, 10, 5, cat=cat)])
     assert tracekit.open(path, cache=False).events.height == 2
+
+
+@pytest.mark.parametrize(("most", "reads"), [("500", False), ("100000", True), ("", True)])
+@pytest.mark.parametrize("name", ["rank0.json.gz", "rank0.json"])
+def test_the_bound_on_what_a_compressed_file_expands_to_can_be_set(
+    tmp_path: Path, most: str, reads: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / name, COMMON)
+    monkeypatch.setenv(content.MOST_VARIABLE, most)
+    if reads or name == "rank0.json":
+        assert tracekit.open(path, cache=False).ranks.height == 1
+    else:
+        with pytest.raises(InputError, match=r"expand to more than 500.*set TRACEKIT_MAX_TEXT_BYTES"):
+            tracekit.open(path, cache=False)
+
+
+def test_a_bound_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(content.MOST_VARIABLE, "much")
+    with pytest.raises(UsageError, match="TRACEKIT_MAX_TEXT_BYTES=much is not a number of bytes"):
+        tracekit.open(write(tmp_path / "rank0.json.gz", COMMON), cache=False)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
-from kineto import COMMON, write
+from kineto import COMMON, kernel, step, write
 
 import tracekit
 from tracekit import cli, extras
+from tracekit.export import tabular
 
 
 @pytest.fixture
@@ -87,3 +91,39 @@ def test_a_folder_that_looks_like_an_address_is_a_folder(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "s3:" / "run" / "rank0.json", COMMON)
     assert tracekit.open("s3:/run", cache=False).ranks.height == 1
+
+
+# -- CSV ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "a", ""])
+def test_cells_that_a_spreadsheet_would_run_are_defused_on_request(
+    tmp_path: Path, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{first}cmd"
+    path = write(tmp_path / "rank0.json", [step(5, 1000, 100), *kernel(name, 1010, 9, stream=7, correlation=1)])
+    output = tmp_path / "work.csv"
+    for asked, cell in (([], name), (["--safe-csv"], name if first in {"a", ""} else f"'{name}")):
+        command = ["show", "work", str(path), "--no-cache", "-o", str(output), "--force", *asked]
+        assert cli.run(command) == 0
+        assert pl.read_csv(output)["name"].to_list() == [cell]
+    capsys.readouterr()
+    assert cli.run(["show", "work", str(path), "--safe-csv"]) == 2
+    assert "--safe-csv is for CSV alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("\x1b[2J", "\\x1b[2J"), ("a\u202eb", "a\\u202eb"), ("µs", "µs"), (None, None)]
+)
+def test_text_for_a_terminal_is_spelt_out(text: str | None, shown: str | None) -> None:
+    assert tabular.printable(pl.DataFrame({"a": [text], "b": [1]})).rows() == [(shown, 1)]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp1252"])
+def test_any_encoding_of_the_output_works(tmp_path: Path, encoding: str) -> None:
+    path = write(tmp_path / "rank0.json", [step(5, 1000, 100), *kernel("µ→∑", 1010, 9, stream=7, correlation=1)])
+    command = [sys.executable, "-m", "tracekit", "show", "work", str(path), "--no-cache"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(tracekit.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "µ→∑".encode(encoding, "backslashreplace") in done.stdout

@@ -17,7 +17,7 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from io import UnsupportedOperation
+from io import TextIOWrapper, UnsupportedOperation
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -90,6 +90,10 @@ def _app(args: Sequence[str]) -> typer.Typer:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and ends the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # What the encoding does not have is spelt out (ASCII has no µ).
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:] if args is None else args))
 
 

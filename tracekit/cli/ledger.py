@@ -20,6 +20,7 @@ from tracekit.cli.options import (
     OutputOption,
     RankOption,
     RunArgument,
+    SafeCsvOption,
     SortOption,
     StepOption,
     count,
@@ -69,6 +70,7 @@ def command(
     limit: LimitOption = None,
     columns: ColumnsOption = "",
     form: FormatOption = None,
+    safe_csv: SafeCsvOption = False,
     output: OutputOption = None,
     force: ForceOption = False,
     cycle: CycleOption = None,
@@ -95,7 +97,9 @@ def command(
         print(f"ledger: {plain_line(sentence)}", file=sys.stderr)
     frame = ledger(run, by=names(by), expected=expected, partial=partial, summed=summed)
     table = table_registry.find("ledger")
-    out.write_table(frame, table=table, run=run, asked=asked, chosen=form, output=output, force=force)
+    out.write_table(
+        frame, table=table, run=run, asked=asked, chosen=form, output=output, force=force, safe_csv=safe_csv
+    )
 
 
 def _unknown(run: Run, expected: Expectation, *, partial: bool) -> Iterator[str]:

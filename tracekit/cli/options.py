@@ -34,6 +34,10 @@ OutputOption = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="Write to a file; - is stdout.", show_default=False),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
+SafeCsvOption = Annotated[
+    bool,
+    typer.Option("--safe-csv", help="In CSV, put ' before text that a spreadsheet would run (= + - @, tab, CR)."),
+]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor keep what was decoded of the traces.")]
 CycleOption = Annotated[
     int | None,

@@ -34,6 +34,7 @@ def write_table(
     chosen: Format | None,
     output: Path | None,
     force: bool,
+    safe_csv: bool = False,
 ) -> None:
     """Writes the rows and columns of the run's table that are asked for; people get the first 100 unless they say.
 
@@ -41,6 +42,10 @@ def write_table(
         UsageError: there are none of them, or as for :func:`write`.
     """
     rows = picked(frame, asked)
+    if safe_csv:
+        if pick_format(chosen, output) is not Format.CSV:
+            raise UsageError("--safe-csv is for CSV alone: add --format csv, or name an output that ends in .csv")
+        rows = tabular.defused(rows)
     limit = asked.limit
     if limit is None and pick_format(chosen, output) is Format.TABLE:
         limit = _ROWS_FOR_PEOPLE
@@ -84,6 +89,8 @@ def write(
     elif path is None:
         if form is Format.PARQUET and sys.stdout.isatty():
             raise UsageError("Parquet is not for a terminal: name a file with -o, or pipe it on")
+        if form is Format.CSV and sys.stdout.isatty():
+            frame = tabular.printable(frame)
         _write_binary(frame, sys.stdout.buffer, form, table, about)
         sys.stdout.buffer.flush()
     elif form is Format.TABLE:

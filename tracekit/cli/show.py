@@ -19,6 +19,7 @@ from tracekit.cli.options import (
     PatternsOption,
     RankOption,
     RunArgument,
+    SafeCsvOption,
     SortOption,
     StepOption,
     names,
@@ -55,6 +56,7 @@ def command(
     limit: LimitOption = None,
     columns: ColumnsOption = "",
     form: FormatOption = None,
+    safe_csv: SafeCsvOption = False,
     output: OutputOption = None,
     force: ForceOption = False,
     cycle: CycleOption = None,
@@ -72,4 +74,6 @@ def command(
     with reading() as tell:
         run = tracekit.open(runs, cache=not no_cache, cycle=cycle, progress=tell, patterns=patterns)
     frame = run.table(entry.name, by=names(by))
-    out.write_table(frame, table=entry, run=run, asked=asked, chosen=form, output=output, force=force)
+    out.write_table(
+        frame, table=entry, run=run, asked=asked, chosen=form, output=output, force=force, safe_csv=safe_csv
+    )

@@ -7,6 +7,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from tracekit.text import plain_line
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -37,6 +39,24 @@ def write_csv(frame: pl.DataFrame, stream: IO[bytes]) -> None:
     stream.write(frame.clear().write_csv().encode())
     for part in frame.iter_slices(_ROWS_AT_ONCE):
         stream.write(part.write_csv(include_header=False).encode())
+
+
+def defused(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with an apostrophe before text that a spreadsheet would run: what begins with = + - @, tab or CR."""
+    import polars as pl
+
+    text = pl.selectors.string()
+    runs = text.str.contains(r"^[=+\-@\t\r]")
+    return frame.with_columns(pl.when(runs).then(pl.lit("'") + text).otherwise(text).name.keep())
+
+
+def printable(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with text spelt out that a terminal would act on."""
+    import polars as pl
+
+    columns = [column for column in frame.get_columns() if column.dtype == pl.String]
+    texts = {column.name: [text if text is None else plain_line(text) for text in column] for column in columns}
+    return frame.with_columns(pl.Series(name, values, dtype=pl.String) for name, values in texts.items())
 
 
 def write_parquet(frame: pl.DataFrame, stream: IO[bytes], *, table: str) -> None:

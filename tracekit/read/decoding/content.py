@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tracekit.errors import InputError
+from tracekit.errors import InputError, UsageError
 from tracekit.read.decoding.archives import open_file, size_of
 from tracekit.read.findings import CORRUPT, ENDS_EARLY, READ_SO_FAR, Finding
 
@@ -26,6 +26,9 @@ _ZSTD_CHUNK_BYTES = 4096
 # JSON traces are compressed 15 to 60 fold. A large file that expands further than this is a decompression bomb.
 MAX_EXPANSION = 400
 _EXPANSION_MATTERS_FROM = 256 * 2**20
+# Whatever the factor: a trace of this much text is beyond what a machine's memory holds as tables.
+MOST_VARIABLE = "TRACEKIT_MAX_TEXT_BYTES"
+_MOST_BYTES = 64 * 2**30
 
 
 def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
@@ -47,13 +50,16 @@ def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
 def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
     magic = file.read(4)
     file.seek(0)
+    is_compressed = True
     if magic.startswith(GZIP_MAGIC):
         source = _gunzip(file, findings)
     elif magic == ZSTD_MAGIC or (magic[1:] == _ZSTD_SKIPPED and magic[0] >> 4 == 5):
         source = _unzstd(file, findings)
     else:
+        is_compressed = False
         source = iter(lambda: file.read(BLOCK_BYTES), b"")
     size, total = max(size_of(path), 1), 0
+    most = _most_bytes()
     for block in source:
         total += len(block)
         if total > _EXPANSION_MATTERS_FROM and total > MAX_EXPANSION * size:
@@ -61,11 +67,25 @@ def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterat
                 f"{path}: {size} bytes expand to more than {total}, over {MAX_EXPANSION}-fold; "
                 f"this is a decompression bomb, not a trace, and was not read"
             )
+        if is_compressed and total > most:
+            raise InputError(
+                f"{path}: {size} bytes expand to more than {most:,}, the most that is read of a compressed file; "
+                f"set {MOST_VARIABLE} to a larger number of bytes if this is a trace"
+            )
         yield block
     if not total and findings:
         raise InputError(f"{path}: nothing can be read ({findings[0].what}); copy the file again or record again")
     if not total:
         raise InputError(empty_sentence(path))
+
+
+def _most_bytes() -> int:
+    asked = os.environ.get(MOST_VARIABLE, "")
+    if not asked:
+        return _MOST_BYTES
+    if not asked.isdecimal() or len(asked) > 18:
+        raise UsageError(f"{MOST_VARIABLE}={asked[:40]} is not a number of bytes such as {_MOST_BYTES}")
+    return int(asked)
 
 
 def empty_sentence(path: Path) -> str:
