@@ -22,7 +22,7 @@ STEPS = pl.DataFrame(
 
 @pytest.fixture(autouse=True)
 def run(monkeypatch):
-    made = FakeRun(name="fsdp2", steps=STEPS, ranks=pl.DataFrame({"rank": [0], "file": ["a\x1b[31m.json"]}))
+    made = FakeRun(name="fsdp2", paths=[], steps=STEPS, ranks=pl.DataFrame({"rank": [0], "file": ["a\x1b[31m.json"]}))
     monkeypatch.setattr(tracekit, "open", lambda paths, **_: made, raising=False)
     return made
 
