@@ -14,7 +14,6 @@ EXTRAS = {
     "record": ("torch", "torch"),
     "deepspeed": ("deepspeed", "DeepSpeed"),
     "viewer": ("viztracer", "viztracer"),
-    "remote": ("s3fs", "fsspec with s3fs, gcsfs or adlfs"),
 }
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tracekit import extras
 from tracekit.errors import InputError
 from tracekit.manifest import MANIFEST_NAME
 from tracekit.read.decoding.archives import ARCHIVE_NAME, archive_of, is_archive, members
@@ -195,10 +194,10 @@ def _refuse_address(path: Path) -> None:
     address = _ADDRESS.match(str(path))
     if address is None or path.exists():
         return
-    where = f"{address[1]}://{address[2]}"
-    if not extras.installed("remote"):
-        raise extras.missing("remote", f"{where}: reading from there", "copy the run here and give its folder")
-    raise InputError(f"{where}: runs are read from folders of this machine; copy the run here and give its folder")
+    raise InputError(
+        f"{address[1]}://{address[2]}: runs are read from folders of this machine; reading from object stores is to come "
+        "with the extra zero-tracekit[remote]: until then copy the run here and give its folder"
+    )
 
 
 def _refuse_other(path: Path) -> None:
