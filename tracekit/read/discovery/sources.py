@@ -195,8 +195,8 @@ def _refuse_address(path: Path) -> None:
     if address is None or path.exists():
         return
     raise InputError(
-        f"{address[1]}://{address[2]}: runs are read from folders of this machine; reading from object stores is to come "
-        "with the extra zero-tracekit[remote]: until then copy the run here and give its folder"
+        f"{address[1]}://{address[2]}: runs are read from folders of this machine; reading from object stores is to "
+        "come with the extra zero-tracekit[remote]: until then copy the run here and give its folder"
     )
 
 
