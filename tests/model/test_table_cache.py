@@ -40,13 +40,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def counted(name: str):
-        make = table_builder.Tables.__dict__[name].func
+        known = table_builder.Tables.__dict__[name]
+        make = getattr(known, "func", known)
 
-        def count(self: table_builder.Tables) -> pl.DataFrame:
+        def count(self: table_builder.Tables, *given: object) -> pl.DataFrame:
             names.append(name)
-            return make(self)
+            return make(self, *given)
 
-        return property(count)
+        return count if make is known else property(count)
 
     for name in ("steps", "work", "collectives", "allocations", "faults"):
         monkeypatch.setattr(table_builder.Tables, name, counted(name))
