@@ -25,6 +25,8 @@ from tracekit.read.decoding import content
 from tracekit.read.decoding.arguments import integers
 from tracekit.read.decoding.clock import lengths, starts
 
+pytestmark = pytest.mark.slow
+
 # -- Times keep their written nanoseconds ------------------------------------------------------------------------------
 
 

