@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-_GC_THRESHOLD = 100_000
+_GC_THRESHOLD = 1_000_000
 
 
 def main() -> NoReturn:
