@@ -25,9 +25,7 @@ pytestmark = pytest.mark.slow
 PARTS = ("breakdown", "overlap", "bytes")
 
 # What tracekit answers otherwise today: the parts that differ, and the case and right value.
-OPEN: dict[str, tuple[tuple[str, ...], str]] = {
-    "cases2/c03-merged": (("breakdown", "overlap", "bytes"), "L2: two ranks, 50 and 100 us exposed, not one with 140"),
-}
+OPEN: dict[str, tuple[tuple[str, ...], str]] = {}
 
 
 @lru_cache(maxsize=1)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tracekit.read.decoding.spellings import LINK, PYTHON_FRAME
+from tracekit.read.decoding.spellings import LAUNCH, LINK, PYTHON_FRAME, STEP_MARK_PREFIX
 
 # -- categories (compared in lower case; the 2021 spellings are Operator, Runtime, Kernel, Memcpy, Memset) ---------
 KERNELS = ("kernel", "concurrent_kernel")
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 OTHER_DEVICES = "_ccp_events"
 CPU_OPS = ("cpu_op", "operator")
-# Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
-LAUNCH = r"(^|_)(runtime|driver)$"
 ANNOTATION = "user_annotation"
 # Rows that carry a stream or a device but are not work: waits, spans drawn around kernels, profiler overhead.
 NEVER_WORK = ("gpu_user_annotation", "overhead", PYTHON_FRAME, "trace")
@@ -23,8 +21,7 @@ BACKWARD_OP = "autograd::engine::evaluate_function"
 # Rows of a CPU run whose own time is autograd's bookkeeping or a hook: computation inside them has rows of its own.
 AUTOGRAD_FRAME = r"^(torch::)?autograd::|Backward\d*$"
 CALL_OR_WAIT = r"c10d|^record_param_comms|wait"
-STEP_MARK_PREFIX = "ProfilerStep#"
-STEP_MARK = r"^ProfilerStep#(\d+)$"
+STEP_MARK = rf"^{STEP_MARK_PREFIX}(\d+)$"
 
 
 def family_of(category: str | None) -> str:

@@ -12,25 +12,35 @@ import numpy as np
 import polars as pl
 
 from tracekit.errors import InputError
+from tracekit.read import processes
 from tracekit.read.decoding import clock, formats
 from tracekit.read.decoding.batches import Batch, Batches, batches
-from tracekit.read.decoding.columns import BatchColumns, Columns, NarrowError, batch_columns, stacked
+from tracekit.read.decoding.columns import BatchColumns, Columns, NarrowError, batch_columns, process_texts, stacked
 from tracekit.read.decoding.content import blocks, empty_sentence
+from tracekit.read.decoding.documents import is_several
 from tracekit.read.decoding.events import WIDEST, Event, Shape
 from tracekit.read.decoding.metadata import Metadata, metadata_before, metadata_in, metadata_of
 from tracekit.read.findings import CORRUPT, Finding, merged
 from tracekit.read.recovery import recover
 
 _BEYOND_ASCII = 0x80
+_SEVERAL = (
+    "{}: another trace begins or ends inside of it: several ranks wrote this file; give each rank a path of its own "
+    "and record again"
+)
 _NOT_DECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Decoded(NamedTuple):
-    """One file: frames in file order (absolute ns), its metadata, and its findings, one for each kind of fault."""
+    """One file: frames in file order (absolute ns), its metadata, and its findings, one for each kind of fault.
+
+    `names`: the texts that numbers of processes stand for, where the file holds several that mark steps.
+    """
 
     columns: Columns
     metadata: Metadata
     findings: list[Finding]
+    names: dict[int, str]
 
 
 class _BatchResult(NamedTuple):
@@ -69,12 +79,14 @@ def decode(path: Path) -> Decoded:
     if abs(base_ns) >= clock.LATEST_NS:
         findings.append(Finding("baseTimeNanoseconds that no clock shows", None, 1, "times taken as they are"))
         base_ns = 0
-    columns = stacked(parts, base_ns)
-    return Decoded(columns, metadata, merged([*findings, *_unusable_times(columns)]))
+    columns, names = stacked(parts, base_ns), process_texts(parts)
+    if names and len(processes.marked(columns, names)) < 2:
+        columns, names = processes.plain(columns, names), {}
+    return Decoded(columns, metadata, merged([*findings, *_unusable_times(columns)]), names)
 
 
 def _batch_results(found: Batches, path: Path) -> Iterator[_BatchResult]:
-    seen, in_object, shape = 0, True, Shape()
+    seen, has_head, in_object, shape = 0, False, True, Shape()
     batch = next(found, None)
     while batch is not None:
         is_inside = False
@@ -83,7 +95,7 @@ def _batch_results(found: Batches, path: Path) -> Iterator[_BatchResult]:
         if batch.kind == "foreign":
             raise _not_a_trace(bytes(batch.text), path)
         if batch.kind == "head":
-            head = bytes(batch.text)
+            head, has_head = bytes(batch.text), True
             in_object = head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
             yield _BatchResult(0, set(), {}, *metadata_before(head))
         elif batch.kind == "headless":
@@ -94,6 +106,12 @@ def _batch_results(found: Batches, path: Path) -> Iterator[_BatchResult]:
                 result, shape = _events(batch, seen, shape, in_object=in_object)
             except _CutInsideEventError:
                 is_inside = True
+            except _DamagedError:
+                if is_several(bytes(batch.text), has_head=has_head, in_object=in_object):
+                    raise InputError(_SEVERAL.format(path)) from None
+                result = _recovered(batch, seen, in_object=in_object)
+                seen += result.num_events
+                yield result
             else:
                 seen += result.num_events
                 yield result
@@ -111,6 +129,10 @@ class _CutInsideEventError(ValueError):
     """A batch ends inside an event."""
 
 
+class _DamagedError(ValueError):
+    """A batch holds text that does not decode."""
+
+
 def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) -> tuple[_BatchResult, Shape]:
     """Return the decoded batch and the shape it took: this one, or a wider one, which the next batches start with."""
     try:
@@ -126,11 +148,16 @@ def _events(batch: Batch, first_index: int, shape: Shape, *, in_object: bool) ->
         at_end = batch.kind == "rest"
         if not at_end and not batch.is_exact and "truncated" in str(error):
             raise _CutInsideEventError from None
-        text = bytes(batch.text) if at_end else bytes(batch.text[1:-1])
-        found = recover(text, batch.offset, at_end=at_end, in_object=in_object)
-        columns = batch_columns(found.events, first_index, WIDEST)
-        metadata = metadata_in(found.after)
-        return _BatchResult(len(found.events), _phases(found.events), columns, metadata, found.findings), shape
+        raise _DamagedError from None
+
+
+def _recovered(batch: Batch, first_index: int, *, in_object: bool) -> _BatchResult:
+    """Return what is found in a damaged batch."""
+    at_end = batch.kind == "rest"
+    text = bytes(batch.text) if at_end else bytes(batch.text[1:-1])
+    found = recover(text, batch.offset, at_end=at_end, in_object=in_object)
+    columns = batch_columns(found.events, first_index, WIDEST)
+    return _BatchResult(len(found.events), _phases(found.events), columns, metadata_in(found.after), found.findings)
 
 
 def _phases(events: Sequence[Event]) -> set[str]:

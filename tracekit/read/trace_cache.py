@@ -17,12 +17,13 @@ from isal import isal_zlib
 
 from tracekit.errors import InputError
 from tracekit.read import cache_entries as entries
-from tracekit.read.decode import Decoded, decode
+from tracekit.read.decode import decode
 from tracekit.read.decoding.archives import archive_of, open_file
 from tracekit.read.decoding.columns import SCHEMAS, Columns
 from tracekit.read.decoding.metadata import Metadata
-from tracekit.read.findings import Finding
+from tracekit.read.findings import CORRUPT, Finding
 from tracekit.read.kineto import refuse_other
+from tracekit.read.processes import Process, apart, marked, process_findings, processes_of
 
 # Fewer events are decoded in the time that reading an entry takes.
 MIN_EVENTS = 1000
@@ -30,23 +31,50 @@ _CHUNK_BYTES = 2**18
 
 
 class _FileInfo(msgspec.Struct, frozen=True):
-    """The metadata that is cached of a file beside its frames."""
+    """The metadata that is cached of a file beside its frames; `names`: of processes, see decode.py."""
 
     metadata: Metadata
     findings: list[Finding]
     num_events: int
+    processes: list[Process] = []
+    names: dict[int, str] = {}
 
 
 @dataclass
 class Opened:
-    """One file: metadata, findings, and frames when first asked for. `digest`: of its content, None if not known."""
+    """One file: metadata, findings, and frames when first asked for. `digest`: of its content, None if not known.
+
+    `processes`: those that mark steps, where there are several; each is a rank with frames of its own.
+    """
 
     path: Path
-    metadata: Metadata
-    findings: list[Finding]
-    num_events: int
+    info: _FileInfo
     digest: str | None = None
     decoded: Columns | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        """What the file tells of its rank and run."""
+        return self.info.metadata
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Faults of the file."""
+        return self.info.findings
+
+    @property
+    def processes(self) -> list[Process]:
+        """The processes of a file that holds several ranks; empty where it holds one."""
+        return self.info.processes
+
+    @cached_property
+    def parts(self) -> list[Columns]:
+        """The frames of each process; of a file of one rank all of them.
+
+        Raises:
+            InputError: as `columns`.
+        """
+        return apart(self.columns, self.info.names, self.path).parts if self.processes else [self.columns]
 
     @cached_property
     def columns(self) -> Columns:
@@ -74,7 +102,8 @@ def read_file(path: Path, *, cache: bool = True) -> Opened:
         InputError: as :func:`tracekit.read.decode.decode`, or it is another program's trace.
     """
     if not cache:
-        return _opened(path, _kineto(path), None)
+        columns, info = _kineto(path)
+        return Opened(path, info, None, columns)
     # A file that cannot be read is reported where it is decoded.
     with suppress(OSError, msgspec.MsgspecError):
         if cached := _cached(path):
@@ -89,34 +118,40 @@ def _cached(path: Path) -> Opened | None:
             digest = digest or _digest(path)
             if found.key == digest:
                 info = msgspec.json.decode(found.more, type=_FileInfo)
-                return Opened(path, info.metadata, info.findings, info.num_events, digest)
+                return Opened(path, info, digest)
     return None
 
 
-def _kineto(path: Path) -> Decoded:
+def _kineto(path: Path) -> tuple[Columns, _FileInfo]:
     decoded = decode(path)
-    refuse_other(decoded.columns, path)
-    return decoded
+    columns, names = decoded.columns, decoded.names
+    refuse_other(columns, path)
+    pids = marked(columns, names)
+    if len(pids) < 2:
+        return columns, _FileInfo(decoded.metadata, decoded.findings, columns.num_events)
+    if any(finding.what.startswith(CORRUPT) for finding in decoded.findings):
+        raise InputError(
+            f"{path}: damaged, and {len(pids)} processes mark steps in it: several ranks wrote this file; give each "
+            f"rank a path of its own and record again"
+        )
+    found = apart(columns, names, path)
+    findings = [*decoded.findings, *process_findings(found, len(pids))]
+    processes = processes_of(found, pids, names)
+    return columns, _FileInfo(decoded.metadata, findings, columns.num_events, processes, names)
 
 
 def _decode_and_store(path: Path) -> Opened:
     before = _state(path)
-    decoded = _kineto(path)
+    columns, info = _kineto(path)
     digest: str | None = None
     with suppress(OSError):
         digest = _digest(path)
     # File changed while reading: decoded data and digest may differ.
     if digest is None or _state(path) != before:
-        return _opened(path, decoded, None)
-    if decoded.columns.num_events >= MIN_EVENTS:
-        info = _FileInfo(decoded.metadata, decoded.findings, decoded.columns.num_events)
-        entries.store(_entry_paths(path), digest, decoded.columns._asdict(), info)
-    return _opened(path, decoded, digest)
-
-
-def _opened(path: Path, decoded: Decoded, digest: str | None) -> Opened:
-    columns = decoded.columns
-    return Opened(path, decoded.metadata, decoded.findings, columns.num_events, digest, columns)
+        return Opened(path, info, None, columns)
+    if columns.num_events >= MIN_EVENTS:
+        entries.store(_entry_paths(path), digest, columns._asdict(), info)
+    return Opened(path, info, digest, columns)
 
 
 def _entry_paths(path: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from tracekit.read.decoding.columns import Columns
 from tracekit.read.discovery.cycles import choose_cycle, split_cycles, without_strays
 from tracekit.read.discovery.file_names import writer_in
 from tracekit.read.discovery.ranks import (
+    InFile,
     Ranked,
     assign_ranks,
     missing_ranks,
@@ -30,12 +31,13 @@ from tracekit.read.discovery.ranks import (
     world_size,
 )
 from tracekit.read.discovery.sources import LeftOut, Source, find_sources
-from tracekit.read.findings import Finding
+from tracekit.read.findings import CORRUPT, ENDS_EARLY, Finding
+from tracekit.read.processes import Process
 from tracekit.read.read_each import Progress, read_each
 from tracekit.read.trace_cache import Opened
 from tracekit.table_schema import Column, Schema
 
-# One row a file of the run, those of cycles that were not read included.
+# One row a file of the run and rank in it, those of cycles that were not read included.
 _NOT_READ = "its cycle was not read"
 FILES_SCHEMA = Schema(
     Column("file", pl.String, "Path of the file."),
@@ -43,13 +45,14 @@ FILES_SCHEMA = Schema(
     Column(
         "rank_from",
         pl.String,
-        "How that was found: distributedInfo, file name, folder name, axes in name or order.",
+        "How that was found: distributedInfo, file name, folder name, axes in name or order; of several in one file by "
+        "process name or order of pids.",
         "`rank` is null",
     ),
     c.CYCLE,
     c.HOST.but(null=f"in neither trace, file name nor manifest, or {_NOT_READ}"),
     Column("pid", pl.Int64, "Process that wrote it.", f"in neither file name nor manifest, or {_NOT_READ}"),
-    Column("num_events", pl.Int64, "Number of events in it.", _NOT_READ),
+    Column("num_events", pl.Int64, "Number of events of the rank in it.", _NOT_READ),
     Column("size_bytes", pl.Int64, "Size of the file, compressed as it is.", "it is gone"),
 )
 REPAIRS_SCHEMA = Schema(
@@ -79,8 +82,29 @@ _STRAY = "not a Kineto trace (no events in it)"
 
 
 class _Read(NamedTuple):
+    """A rank's part of a file; `process`: its place among the file's processes, 0 where that holds one rank."""
+
     source: Source
     opened: Opened
+    process: int = 0
+
+    @property
+    def told(self) -> Process | None:
+        """What the file tells of the process, where it holds several."""
+        return self.opened.processes[self.process] if self.opened.processes else None
+
+    @property
+    def columns(self) -> Columns:
+        return self.opened.parts[self.process]
+
+    @property
+    def num_events(self) -> int:
+        return self.told.num_events if self.told else self.opened.info.num_events
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Faults of the file: what tells of no damage stands once."""
+        return [f for f in self.opened.findings if self.process == 0 or f.what.startswith((CORRUPT, ENDS_EARLY))]
 
 
 class Traces:
@@ -107,7 +131,7 @@ class Traces:
         self.repairs = repairs
         self.world_size = world_size
         self.missing = missing
-        self.paths = [source.path for source, _ in read]
+        self.paths = list(dict.fromkeys(r.source.path for r in read))
 
     @cached_property
     def columns(self) -> Columns:
@@ -117,8 +141,8 @@ class Traces:
             InputError: a file has changed since it was opened, and its frames are not cached.
         """
         keyed = [
-            Columns(*(_keyed(frame, rank, source.cycle) for frame in opened.columns))
-            for (source, opened), rank in zip(self._read, self._ranks, strict=True)
+            Columns(*(_keyed(frame, rank, read.source.cycle) for frame in read.columns))
+            for read, rank in zip(self._read, self._ranks, strict=True)
         ]
         return Columns(*(pl.concat(frames) for frames in zip(*keyed, strict=True)))
 
@@ -126,19 +150,22 @@ class Traces:
     def process_groups(self) -> pl.DataFrame:
         """The process groups that the headers tell of: PROCESS_GROUPS_SCHEMA."""
         rows = [
-            (rank, source.cycle, group.name, group.desc, group.backend, group.size, _listed(group.ranks))
-            for (source, opened), rank in zip(self._read, self._ranks, strict=True)
-            for group in opened.metadata.groups or ()
+            (rank, read.source.cycle, group.name, group.desc, group.backend, group.size, _listed(group.ranks))
+            for read, rank in zip(self._read, self._ranks, strict=True)
+            for group in read.opened.metadata.groups or ()
+            # Of several processes the header tells of one, which is in all groups that it lists.
+            if read.told is None or rank in (group.ranks or (rank,))
         ]
         return pl.DataFrame(rows, schema=PROCESS_GROUPS_SCHEMA, orient="row")
 
     @property
     def key(self) -> str | None:
         """A digest of all that was read, independent of its path; None where the digest of a file is not known."""
-        if any(opened.digest is None for _, opened in self._read):
+        if any(read.opened.digest is None for read in self._read):
             return None
         files = [
-            (opened.digest, rank, source.cycle) for (source, opened), rank in zip(self._read, self._ranks, strict=True)
+            (read.opened.digest, read.process, rank, read.source.cycle)
+            for read, rank in zip(self._read, self._ranks, strict=True)
         ]
         faults = self.repairs.select("rank", "cycle", "what", "count", "done").rows()
         return hashlib.sha256(msgspec.json.encode((files, faults, self.world_size))).hexdigest()
@@ -167,10 +194,10 @@ def read_traces(
     sources = [s for s in everything if s.cycle == chosen]
     read, unusable = _usable(sources, read_each([s.path for s in sources], cache, executor, progress))
     metadata = [r.opened.metadata for r in read]
-    ranked = assign_ranks([r.source for r in read], [m.rank for m in metadata])
+    size = world_size(metadata, manifest.world_size if manifest else None)
+    ranked = _ranked(read, size)
     refuse_duplicates([r.source for r in read], ranked)
     ranks = [r.rank for r in ranked]
-    size = world_size(metadata, manifest.world_size if manifest else None)
     of_ranks = rank_findings(ranks, metadata, size)
     return Traces(
         read,
@@ -180,6 +207,12 @@ def read_traces(
         world_size=size,
         missing=missing_ranks(ranks, size),
     )
+
+
+def _ranked(read: list[_Read], size: int | None) -> list[Ranked]:
+    """Return the rank of each file, or of each process of a file that holds several."""
+    told = [None if r.told is None else InFile(r.process, len(r.opened.processes), r.told.rank) for r in read]
+    return assign_ranks([r.source for r in read], [r.opened.metadata.rank for r in read], told, size)
 
 
 def _foreign_manifests(paths: list[Path]) -> list[LeftOut]:
@@ -205,7 +238,7 @@ def _usable(
             reason = str(result).removeprefix(f"{source.path}: ")
             unusable.append((source, Finding(reason, None, 1, "file left out")))
         else:
-            read.append(_Read(source, result))
+            read += [_Read(source, result, n) for n in range(max(1, len(result.processes)))]
     if not read:
         raise errors[0]
     return read, unusable
@@ -228,7 +261,7 @@ def _repairs(
     of_ranks: list[tuple[int | None, Finding]],
 ) -> pl.DataFrame:
     of_files = [
-        *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.opened.findings),
+        *(_row(r.source, rank, f) for r, rank in zip(read, ranks, strict=True) for f in r.findings),
         *({"file": _path_text(path), **asdict(finding)} for path, finding in left_out),
         *(_row(source, source.rank_in_name, finding) for source, finding in unusable),
     ]
@@ -244,12 +277,12 @@ def _files(
 ) -> pl.DataFrame:
     told = {r.rank: r for r in (manifest.ranks if manifest else [])}
     rows: list[tuple[object, ...]] = []
-    for (source, opened), (rank, rank_from) in zip(read, ranked, strict=True):
-        info, writer = told.get(rank), writer_in(source.path.name)
-        host = opened.metadata.host or (info and info.host) or (writer and writer.host)
-        pid = info.pid if info else writer and writer.pid
+    for one, (rank, rank_from) in zip(read, ranked, strict=True):
+        source, info, writer = one.source, told.get(rank), writer_in(one.source.path.name)
+        host = one.opened.metadata.host or (info and info.host) or (writer and writer.host)
+        pid = one.told.pid if one.told else info.pid if info else writer and writer.pid
         place = (_path_text(source.path), rank, rank_from, source.cycle)
-        rows.append((*place, host, pid, opened.num_events, _size(source.path)))
+        rows.append((*place, host, pid, one.num_events, _size(source.path)))
     chosen = read[0].source.cycle
     for s in (s for s in everything if s.cycle != chosen):
         place = (_path_text(s.path), s.rank_in_name, s.named_by, s.cycle)

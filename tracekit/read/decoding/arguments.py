@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import polars as pl
 
 from tracekit.read.decoding.events import Args
+from tracekit.read.decoding.spellings import DRAWN_PROCESSES
 
 # Digits of a 64-bit number with its sign.
 _MOST_DIGITS = 20
@@ -75,6 +77,38 @@ def integers(values: Sequence[Any]) -> pl.Series:
         return pl.Series(values, dtype=pl.Int64, strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         return pl.Series([v if type(v) is int and abs(v) < 2**63 else _integer(v) for v in values], dtype=pl.Int64)
+
+
+# Numbers that stand for the texts of processes: more than any process has.
+FIRST_OF_TEXT = 2**62
+
+
+def process_numbers(values: Sequence[Any], names: dict[int, str]) -> pl.Series:
+    """Return numbers of processes unchanged, and one for each text that is more than a number ("[TP01] 4242").
+
+    Texts that end in one number can be several processes: where ranks were merged, all devices end in 0. `names` gets
+    the text of each number; :func:`number_of` is what the text alone would be.
+    """
+    try:
+        return pl.Series(values, dtype=pl.Int64, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        texts = {v for v in values if isinstance(v, str) and v not in DRAWN_PROCESSES and not _is_number(v)}
+    numbers = {text: _number_for(text) for text in texts}
+    names |= {number: text for text, number in numbers.items()}
+    return integers([numbers.get(v, v) if isinstance(v, str) else v for v in values])
+
+
+def number_of(text: str) -> int | None:
+    """Return the number that a text ends in, or None."""
+    return _integer(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().removeprefix("-").isdecimal()
+
+
+def _number_for(text: str) -> int:
+    return FIRST_OF_TEXT + int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=7).digest())
 
 
 def _addresses(values: Sequence[Any]) -> pl.Series:

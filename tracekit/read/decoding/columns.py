@@ -14,7 +14,7 @@ import polars.selectors as cs
 
 from tracekit import common_columns as c
 from tracekit.read.decoding import clock
-from tracekit.read.decoding.arguments import columns_of, integers, texts
+from tracekit.read.decoding.arguments import columns_of, integers, process_numbers, texts
 from tracekit.read.decoding.events import Args, CommArgs, Event, Shape
 from tracekit.read.decoding.pairs import paired
 from tracekit.read.decoding.spellings import COMM_PREFIXES, LAUNCH_FLOWS, LINK, MEMORY, PYTHON_FRAME
@@ -102,7 +102,9 @@ SCHEMAS = {
 _ROWS = ("i", "B", "E")
 # Positions of events among the entries of their file.
 _Indices = npt.NDArray[np.int64]
-# Columns by table (a name of SCHEMAS), for one batch of events; a table without rows can be missing.
+# Columns by table (a name of SCHEMAS), for one batch of events; a table without rows can be missing. PROCESSES is a
+# table of a batch alone: numbers that stand for the texts of processes.
+PROCESSES = "processes"
 BatchColumns = dict[str, dict[str, pl.Series]]
 
 
@@ -155,20 +157,23 @@ def batch_columns(events: Sequence[Event], first_index: int, shape: Shape) -> Ba
     rows, row_indices, rest, indices = _split(rest, indices, is_row)
     flows, flow_indices, _, _ = _split(rest, indices, [e.ph == "s" and e.cat in LAUNCH_FLOWS for e in rest])
     found: BatchColumns = {}
+    names: dict[int, str] = {}
     if frames:
-        found["frames"] = _timed(frames, frame_indices)
+        found["frames"] = _timed(frames, frame_indices, names)
     if instants:
         args = columns_of([e.args or Args() for e in instants], MEMORY_SCHEMA)
         found["memory"] = {
             **_starts(instants, instant_indices),
-            "pid": integers([e.pid for e in instants]),
+            "pid": process_numbers([e.pid for e in instants], names),
             "cat": texts([e.cat for e in instants]),
             **args,
         }
     if rows:
-        found.update(_with_links(rows, row_indices, shape))
+        found.update(_with_links(rows, row_indices, shape, names))
     if flows:
         found["flows"] = {**_starts(flows, flow_indices), "correlation": integers([e.id for e in flows])}
+    if names:
+        found[PROCESSES] = {"number": pl.Series([*names]), "text": pl.Series([*names.values()])}
     return found
 
 
@@ -192,16 +197,16 @@ def _starts(events: Sequence[Event], indices: _Indices) -> dict[str, pl.Series]:
     }
 
 
-def _timed(events: Sequence[Event], indices: _Indices) -> dict[str, pl.Series]:
+def _timed(events: Sequence[Event], indices: _Indices, names: dict[int, str]) -> dict[str, pl.Series]:
     return {
         **_starts(events, indices),
-        "pid": integers([e.pid for e in events]),
+        "pid": process_numbers([e.pid for e in events], names),
         "name": texts([e.name for e in events]),
         "dur_ns": clock.lengths([e.dur for e in events]),
     }
 
 
-def _with_links(events: Sequence[Event], indices: _Indices, shape: Shape) -> BatchColumns:
+def _with_links(events: Sequence[Event], indices: _Indices, shape: Shape, names: dict[int, str]) -> BatchColumns:
     """Return events with their links to others, arguments of those on a device and of those with a collective."""
     none = CommArgs() if shape.comm else Args()
     args = [e.args or none for e in events]
@@ -213,7 +218,7 @@ def _with_links(events: Sequence[Event], indices: _Indices, shape: Shape) -> Bat
         raise NarrowError
     return {
         "events": {
-            **_timed(events, indices),
+            **_timed(events, indices, names),
             "ph": texts([e.ph for e in events]),
             "cat": texts([e.cat for e in events]),
             **columns_of(args, EVENT_SCHEMA),
@@ -265,6 +270,12 @@ def stacked(parts: Sequence[BatchColumns], base_ns: int) -> Columns:
         frames[name] = frames[name].with_columns(absolute)
     frames["events"] = paired(frames["events"])
     return Columns(**frames)
+
+
+def process_texts(parts: Sequence[BatchColumns]) -> dict[int, str]:
+    """Return the texts that numbers of processes stand for."""
+    tables = [part[PROCESSES] for part in parts if PROCESSES in part]
+    return {number: text for table in tables for number, text in zip(table["number"], table["text"], strict=True)}
 
 
 def _stack(parts: Sequence[dict[str, pl.Series]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:

@@ -11,3 +11,12 @@ LINK = "fwdbwd"
 LAUNCH_FLOWS = ("ac2g", "async", "async_cpu_to_gpu")
 # Prefixes of names of events whose arguments describe a collective.
 COMM_PREFIXES = ("nccl:", "c10d", "gloo:", "record_param_comms", "_c10d", "mpi:", "ucc:", "xccl:")
+# Processes of rows that Kineto draws beside the program's.
+DRAWN_PROCESSES = ("Spans", "Traces")
+STEP_MARK_PREFIX = "ProfilerStep#"
+# Categories (in lower case) of rows on the CPU, some of which tell a stream or device too.
+ON_CPU = r"^(cpu_op|operator|user_annotation|python_function|cpu_instant_event)$|(^|_)(runtime|driver)$"
+# Every backend names its launches so: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, Runtime (2021).
+LAUNCH = r"(^|_)(runtime|driver)$"
+# Categories of rows on a device, whatever they tell besides.
+ON_DEVICE = r"^((concurrent_)?kernel|(gpu_)?mem(cpy|set)|gpu_user_annotation)$|_ccp_events$"

@@ -19,26 +19,60 @@ _MOST_RANKS = 2**20
 class Ranked(NamedTuple):
     """The rank of one file and where it was found.
 
-    That is "distributedInfo", "file name", "folder name", "axes in name" or "order".
+    That is "distributedInfo", "file name", "folder name", "axes in name", "order", "process name" or "order of pids".
     """
 
     rank: int
     rank_from: str
 
 
-def assign_ranks(sources: Sequence[Source], in_files: Sequence[int | None]) -> list[Ranked]:
+class InFile(NamedTuple):
+    """One process of a file that holds several: its place by the order of pids, their number, the rank it tells."""
+
+    place: int
+    num_processes: int
+    rank: int | None
+
+
+def assign_ranks(
+    sources: Sequence[Source],
+    in_files: Sequence[int | None],
+    in_file: Sequence[InFile | None] = (),
+    size: int | None = None,
+) -> list[Ranked]:
     """Return a rank for each file of one cycle: from its metadata, else its name, else the lowest that is free.
 
     Names tell a rank alone (rank3), or all those without one together: by axes (TP-1-DP-0), or as a series (profile_3).
+    Of a file that holds several ranks the metadata and name are the first one's, and the others follow by the order of
+    their pids where these ranks are free and below `size`.
     """
+    places = in_file or [None] * len(sources)
     known = [_known(source, rank) for source, rank in zip(sources, in_files, strict=True)]
+    first = {ranked.rank for ranked, place in zip(known, places, strict=True) if ranked and not (place and place.place)}
+    known = [
+        _of_process(ranked, place, first, size) if place else ranked
+        for ranked, place in zip(known, places, strict=True)
+    ]
     taken = {ranked.rank for ranked in known if ranked}
-    unnamed = [n for n, ranked in enumerate(known) if ranked is None]
+    unnamed = [n for n, ranked in enumerate(known) if ranked is None and places[n] is None]
     for n, ranked in zip(unnamed, _together([sources[n].path.name for n in unnamed], taken), strict=False):
         known[n] = ranked
     taken = {ranked.rank for ranked in known if ranked}
     free = (rank for rank in count() if rank not in taken)
-    return [ranked or Ranked(next(free), "order") for ranked in known]
+    by_order = [Ranked(0, "order of pids" if place else "order") for place in places]
+    return [ranked or other._replace(rank=next(free)) for ranked, other in zip(known, by_order, strict=True)]
+
+
+def _of_process(known: Ranked | None, process: InFile, first: set[int], size: int | None) -> Ranked | None:
+    """Return the rank of one of several processes, from what is known of its file; None where nothing tells it."""
+    if process.rank is not None:
+        return Ranked(process.rank, "process name")
+    if known is None or process.place == 0:
+        return known
+    following = range(known.rank + 1, known.rank + process.num_processes)
+    if first.isdisjoint(following) and (size is None or following.stop <= size):
+        return Ranked(known.rank + process.place, "order of pids")
+    return None
 
 
 def _together(names: list[str], taken: set[int]) -> list[Ranked]:
