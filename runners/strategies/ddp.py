@@ -67,33 +67,17 @@ class DDP(Strategy):
         return nullcontext() if last or self.setup.args.sync_every_micro_batch else self.replica.no_sync()
 
     def describe(self) -> dict[str, Any]:
-        """The replicate axis is found; the dtypes are not those of the parameters."""
+        """Buckets and mesh are found; the dtypes are not those of the parameters."""
         args = self.setup.args
         return {
             "options": {"bucket_mb": self.bucket_mb},
-            "mesh": [("dp_replicate", self.setup.world_size)],
             "precision": Precision(args.param_dtype, args.reduce_dtype, None, "float32"),
             "mark_layers": self.compiler.scope != "model",
         }
 
     def learned(self) -> dict[str, Any]:
-        """The buckets that the reducer made after the first backward, in the order of their reductions."""
-        trained = [(name, p) for name, p in self.replica.module.named_parameters() if p.requires_grad]
-        replica: Any = self.replica
-        data = replica._get_ddp_logging_data()  # noqa: SLF001 - torch tells its buckets nowhere else
-        names = [name for name, _ in trained]
-        indices = _groups(data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices"))
-        sizes = dict(trained)
-        buckets = [
-            {"numel": sum(sizes[names[i]].numel() for i in group), "parameters": [names[i] for i in group]}
-            for group in indices
-        ]
-        return {"buckets": buckets} | self.compiler.learned()
-
-
-def _groups(text: object) -> list[list[int]]:
-    """The text of indices that torch gives, "0 1, 2 3", as lists."""
-    return [[int(index) for index in group.split()] for group in str(text or "").split(",") if group.strip()]
+        """The compiler's graphs, breaks and collectives."""
+        return self.compiler.learned()
 
 
 STRATEGY = DDP

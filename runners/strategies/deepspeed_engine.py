@@ -15,7 +15,7 @@ from torch import Tensor
 from runners.models import Decoder
 from runners.options import EVERYWHERE
 from runners.strategies.base import Strategy, next_token_loss, trainable
-from tracekit.record import Precision, RecordError, phase
+from tracekit.record import RecordError, phase
 
 # DeepSpeed's names of dtypes.
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -83,26 +83,6 @@ class DeepSpeed(Strategy):
             with phase("optimizer"):
                 self.engine.step()
         return torch.stack(losses).mean()
-
-    def describe(self) -> dict[str, Any]:
-        """The engine's decisions, and what it holds outside model and optimizer."""
-        reduce = str(self.engine.communication_data_type).removeprefix("torch.")
-        blocks = [(f"layers.{index}", None) for index in range(len(self.decoder.layers))]
-        return {
-            "options": self.zero | self.decided(),
-            "units": [*blocks, ("", None)],
-            "mesh": [("dp_shard", self.setup.world_size)],
-            "precision": Precision(self.setup.args.param_dtype, reduce, None, self.setup.args.param_dtype),
-            "held": self.held,
-        }
-
-    def decided(self) -> dict[str, Any]:
-        """Settings that the engine chose by itself."""
-        return {}
-
-    def held(self) -> dict[str, list[Tensor]]:
-        """Tensors outside model and optimizer, by component; none unless a stage says so."""
-        return {}
 
 
 def import_deepspeed(device: torch.device, strategy: str) -> Any:

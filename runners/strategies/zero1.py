@@ -19,20 +19,7 @@ class Zero1(DDP):
         self.optimizer = ZeroRedundancyOptimizer(
             trainable(self.model), optimizer_class=torch.optim.AdamW, lr=learning_rate, fused=True
         )
-        # The inner optimizer holds the state; the outer one's is filled only to be saved.
-        return self.optimizer.optim  # pyright: ignore[reportAttributeAccessIssue]
-
-    def learned(self) -> dict[str, Any]:
-        """The owner's rank of each parameter, in the order in which the optimizer sends them."""
-        names = {parameter: name for name, parameter in self.replica.module.named_parameters()}
-        parts: Any = self.optimizer._partition_parameters()  # noqa: SLF001 - torch tells the owners nowhere else
-        owners = {
-            names[parameter]: rank
-            for rank, groups in enumerate(parts)
-            for group in groups
-            for parameter in group["params"]
-        }
-        return super().learned() | {"owners": owners}
+        return self.optimizer
 
 
 STRATEGY = Zero1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-from torch import Tensor
+from typing import Any
 
 from runners.strategies.deepspeed_engine import DeepSpeed
 
@@ -26,19 +24,6 @@ class Zero3DeepSpeed(DeepSpeed):
         """Settings of what is gathered ahead and what stays gathered, where an option says so."""
         given = {name: getattr(self.setup.args, option) for name, option in LIMITS.items()}
         return {name: value for name, value in given.items() if value is not None}
-
-    def decided(self) -> dict[str, Any]:
-        """`reduce_scatter`: whether gradients are reduce-scattered."""
-        return {"reduce_scatter": bool(self.engine.optimizer.reduce_scatter)}
-
-    def held(self) -> dict[str, list[Tensor]]:
-        """The partitions of the parameters, their fp32 master weights, and the gradients' partitions."""
-        zero, parameters = self.engine.optimizer, cast("list[Any]", list(self.decoder.parameters()))
-        return {
-            "parameters": [parameter.ds_tensor for parameter in parameters],
-            "optimizer_state": list(zero.fp32_partitioned_groups_flat),
-            "gradients": [zero.grad_partitions_flat_buffer],
-        }
 
 
 STRATEGY = Zero3DeepSpeed

@@ -14,7 +14,7 @@ from runners.models import Decoder
 from runners.strategies import ddp
 from runners.strategies.base import checkpoint_blocks, freeze, trainable
 from tracekit import training as launch
-from tracekit.record import RecordError, describe
+from tracekit.record import RecordError, clean_name
 from tracekit.reference_models import SIZES
 from tracekit.strategies import with_runner
 
@@ -117,7 +117,7 @@ def test_checkpointed_blocks_keep_their_names_and_results():
     before, names = model(tokens), [name for name, _ in model.named_parameters()]
     checkpoint_blocks(model)
     assert torch.equal(model(tokens), before)
-    assert [describe.clean_name(name) for name, _ in model.named_parameters()] == names
+    assert [clean_name(name) for name, _ in model.named_parameters()] == names
 
 
 def test_ddp_buckets_as_torch_writes_them():

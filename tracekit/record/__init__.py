@@ -1,6 +1,6 @@
 """Record any training loop into a run folder: `manifest.json` and one Kineto trace a rank and cycle.
 
-    with Recorder("traces/mine", model, strategy="fsdp2", optimizer=optimizer) as recorder:
+    with Recorder("traces/mine", model, optimizer=optimizer) as recorder:
         for batch in batches:
             train_on(batch)
             recorder.step()
@@ -14,9 +14,10 @@ This package needs torch and the standard library only, so that it runs inside a
 
 from __future__ import annotations
 
-from tracekit.record.describe import Precision, clean_name
 from tracekit.record.errors import RecordError, RunExistsError
+from tracekit.record.frameworks.found import Precision
 from tracekit.record.hooks import phase
+from tracekit.record.names import clean_name
 from tracekit.record.recorder import Recorder
 from tracekit.record.schedule import Schedule
 from tracekit.record.signals import Terminated

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-Held = Callable[[], Mapping[str, Iterable[torch.Tensor]]]
+from tracekit.record.frameworks.found import Held
+
 COMPONENTS = ("parameters", "gradients", "optimizer_state", "buffers")
 
 

@@ -15,13 +15,16 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from tracekit import __version__
-from tracekit.record import describe, folder, results, team
-from tracekit.record.describe import Precision, Unit
+from tracekit.record import describe, folder, frameworks, results, team
 from tracekit.record.errors import RecordError
+from tracekit.record.frameworks.found import Found, Precision, Unit
 from tracekit.record.held import Held, held_bytes
 from tracekit.record.hooks import ForwardMarks, GradOrder
+from tracekit.record.names import clean_name, inner_optimizer, named_modules, wrappers
+from tracekit.record.observed import MicroBatches, sync_option
 from tracekit.record.schedule import Schedule, State
 from tracekit.record.signals import Signals
+from tracekit.record.told import Told, settle, with_modules
 
 ACTIONS: dict[State, ProfilerAction] = {
     "idle": ProfilerAction.NONE,
@@ -39,16 +42,19 @@ MAX_REASON = 200
 class Recorder:
     """Records the loop in its `with` block; `step()` is called once after every optimizer step, on every rank.
 
-    `model` is the wrapped model, `optimizer` what holds the optimizer's state. `units` (name, reshard_after_forward),
-    `mesh` (axis, size) and `precision` are found on FSDP2 models and have to be given for other wrappers. `held` names
-    tensors that a framework keeps outside the model and optimizer (see `held_bytes`). `options` goes into the manifest
-    as it is and must be JSON. `learned` is called at the end for entries of the manifest that only the first steps
-    decide (buckets, compiled graphs). `mark_layers` off leaves out the ranges around forwards: of a compiled model,
-    whose hooks would be compiled too; modules that `Module.compile` compiled are left out by themselves.
+    `model` is the wrapped model, `optimizer` what updates it. Strategy, mesh, wrap units, types, options and how many
+    micro-batches a step has are found on them and in the first steps: DistributedDataParallel, ZeroRedundancyOptimizer,
+    FSDP1, FSDP2 with replicas or tensor parallelism, and DeepSpeed's engine, also inside the wrappers of torch.compile,
+    Lightning Fabric and Accelerate. `strategy`, `mesh` (axis, size), `units` (name, reshard_after_forward), `precision`
+    and `micro_batches` say what cannot be found, or hold what is expected against it. `held` names tensors that a
+    framework keeps outside the model and optimizer (see `held_bytes`). `options` goes into the manifest as it is, over
+    what was found, and must be JSON. `learned` is called at the end for entries of the manifest that only the first
+    steps decide (compiled graphs). `mark_layers` off leaves out the ranges around forwards: of a compiled model, whose
+    hooks would be compiled too; modules that `Module.compile` compiled are left out by themselves.
 
     Raises RunExistsError on every rank when any rank's folder holds a run and `overwrite` is off; RecordError when the
-    recording cannot start for another reason. Once it has started, a trace that cannot be written is a warning and an
-    entry of the manifest; the training goes on.
+    recording cannot start for another reason, such as a strategy that is not what wraps the model. Once it has started,
+    a trace that cannot be written is a warning and an entry of the manifest; the training goes on.
     """
 
     def __init__(
@@ -56,14 +62,14 @@ class Recorder:
         path: str | os.PathLike[str],
         model: torch.nn.Module,
         *,
-        strategy: str,
+        strategy: str | None = None,
         options: Mapping[str, Any] | None = None,
         optimizer: Any = None,
         schedule: Schedule | None = None,
         units: Sequence[Unit] | None = None,
         mesh: Sequence[tuple[str, int]] | None = None,
         precision: Precision | None = None,
-        micro_batches: int = 1,
+        micro_batches: int | None = None,
         held: Held | None = None,
         learned: Callable[[], Mapping[str, Any]] | None = None,
         mark_layers: bool = True,
@@ -72,10 +78,11 @@ class Recorder:
     ) -> None:
         self.path = Path(path)
         self.schedule = schedule or Schedule()
-        self._model, self._optimizer, self._held = describe.without_replicas(model), optimizer, held
-        self._strategy, self._options, self._micro_batches = strategy, _as_json(options or {}), micro_batches
-        self._units = _as_modules(units) if units is not None else describe.find_units(self._model)
-        self._mesh, self._precision = mesh, precision
+        self._wrapped, self._model = (chain := wrappers(model))[0], chain[-1]
+        self._optimizer, self._held = optimizer, held
+        self._options, self._micro_batches = _as_json(options or {}), micro_batches
+        told_mesh = [(axis, int(size)) for axis, size in mesh] if mesh is not None else None
+        self._told = Told(strategy, told_mesh, with_modules(units) if units is not None else None, precision)
         self._learned, self._mark_layers = learned, mark_layers
         self._with_stack, self._overwrite = with_stack, overwrite
         self._signals, self._times = Signals(), results.StepTimes(self.schedule)
@@ -92,13 +99,13 @@ class Recorder:
     def __enter__(self) -> Self:
         self._team = team.join()
         self._meta = results.Meta(self._team, self.schedule, *describe.device_of(self._model))
-        self._meta.content["held_bytes"] = held_bytes(self._model, self._optimizer, self._held)
-        self._description = self._describe()
         self._everyone = self._claim()
+        self._meta.content["held_bytes"] = self._held_bytes()
+        self._description = self._describe()
         self._description["run_id"] = self._meta.content["run_id"]
         self._write(manifest=True)
-        self._marks = self._make_marks()
-        self._grad_order = GradOrder([(describe.clean_name(n), p) for n, p in self._model.named_parameters()])
+        self._marks, self._watched = self._make_marks(), self._make_watch()
+        self._grad_order = GradOrder([(clean_name(n), p) for n, p in self._model.named_parameters()])
         self._profiler = self._make_profiler()
         self._prepare(0)
         self._profiler.__enter__()
@@ -109,6 +116,8 @@ class Recorder:
     def step(self) -> None:
         """Ends a step. The trace of a window is written inside the call that ends its last step."""
         self._times.stop(self._num_done)
+        if self._profiler is not None:
+            self._watched.end_step(self._num_done)
         self._num_done += 1
         if self._profiler is None:
             return
@@ -136,12 +145,14 @@ class Recorder:
         self._signals.restore()
 
     def _claim(self) -> list[dict[str, Any]]:
-        """Takes the folder on every rank or on none, and returns the first metas of all ranks.
+        """Looks at the model and takes the folder on every rank or on none; returns the first metas of all ranks.
 
         Every rank looks before any rank writes: the gathering is also the barrier between both.
         """
         refusal: RecordError | None = None
         try:
+            found = frameworks.look(self._wrapped, self._optimizer, self._team.world_size)
+            self._found: Found = settle(found, self._told, self._team.world_size)
             folder.claim(self.path, self._overwrite)
         except RecordError as error:
             refusal = error
@@ -153,36 +164,45 @@ class Recorder:
         self._meta.content["run_id"] = everyone[0]["run_id"]
         return [other["meta"] | {"run_id": everyone[0]["run_id"]} for other in everyone]
 
+    def _held_bytes(self) -> dict[str, int]:
+        return held_bytes(self._model, inner_optimizer(self._optimizer), self._held or self._found.held)
+
     def _describe(self) -> dict[str, Any]:
-        entries = describe.parameters(self._model, self._units)
-        mesh = self._mesh or describe.find_mesh(self._model, self._team.world_size)
+        found = self._found
+        entries = describe.parameters(self._model, found.units, found.axes)
         return {
             "tool": f"tracekit {__version__}",
-            "strategy": self._strategy,
-            "options": self._options,
-            "mesh": [{"axis": axis, "size": size} for axis, size in mesh],
+            "strategy": found.strategy,
+            "unknown_because": found.why,
+            "options": _as_json(found.options) | self._options,
+            "mesh": [{"axis": axis, "size": size} for axis, size in found.mesh],
             "world_size": self._team.world_size,
             "backend": self._team.backend,
             "versions": describe.versions(),
-            "precision": vars(self._precision or describe.find_precision(self._model)),
-            "micro_batches": self._micro_batches,
+            "precision": vars(found.precision),
+            "micro_batches": self._micro_batches or found.micro_batches or 1,
             "schedule": vars(self.schedule),
             "psi": describe.psi(entries),
             "psi_train": describe.psi(entries, trainable=True),
             "parameters": entries,
-            "units": describe.unit_entries(self._model, self._units),
+            "units": describe.unit_entries(self._model, found),
             "buffers": describe.buffers(self._model),
             "grad_order": None,
             "step_times": self._times.summary(),
         }
 
     def _make_marks(self) -> ForwardMarks:
-        if describe.has_fsdp2_units(self._model) or not self._mark_layers:
+        if self._found.names_units or not self._mark_layers:
             return ForwardMarks([])
-        modules = {name: m for name, m in describe.named_modules(self._model) if not describe.is_compiled(m)}
+        modules = {name: m for name, m in named_modules(self._model) if not describe.is_compiled(m)}
         return ForwardMarks(
-            [(unit, modules[name]) for (unit, _), names in self._units for name in names if name in modules]
+            [(unit, modules[name]) for (unit, _), names in self._found.units for name in names if name in modules]
         )
+
+    def _make_watch(self) -> MicroBatches:
+        # The hooks of a compiled module would be compiled with it; those of a module around a compiled one are not.
+        module = None if describe.is_compiled(self._wrapped) else self._wrapped
+        return MicroBatches(module, self._found.synced, self._found.synced_at)
 
     def _make_profiler(self) -> profile:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
@@ -205,10 +225,12 @@ class Recorder:
         """Prepares what has to be in place before the profiler enters `step`."""
         if not self._is_active(step):
             self._marks.turn_off()
+            self._watched.turn_off()
             return
         self._marks.turn_on()
+        self._watched.turn_on()
         if step == self.schedule.window(0)[0]:
-            self._meta.content["held_bytes"] = held_bytes(self._model, self._optimizer, self._held)
+            self._meta.content["held_bytes"] = self._held_bytes()
 
     def _stop_watching_gradients(self) -> None:
         if self._grad_order is not None:
@@ -234,15 +256,34 @@ class Recorder:
         profiler, self._profiler, self._cut = self._profiler, None, reason
         self._stop_watching_gradients()
         self._marks.turn_off()
+        self._watched.turn_off()
         try:
             profiler.__exit__(None, None, None)
         except RuntimeError as error:
             warnings.warn(f"the profiler could not be stopped on rank {self._team.rank}: {error}", stacklevel=2)
         self._description["step_times"] = self._times.summary()
-        if self._learned is not None and self._num_done:
-            self._description |= _as_json(self._learned())
+        self._learn()
         self._meta.end(reason)
         self._write(manifest=True)
+
+    def _learn(self) -> None:
+        """Adds what the steps showed: what the framework decided in the first ones, and what each of the window did."""
+        if not self._num_done:
+            return
+        observed = self._watched.learned()
+        seen = observed.get("micro_batches", self._micro_batches)
+        if self._micro_batches not in (None, seen) and self._team.rank == 0:
+            warnings.warn(
+                f"micro_batches is {self._micro_batches}, but every step of the window had {seen} forwards with a "
+                "backward; the manifest has what was seen",
+                stacklevel=2,
+            )
+        self._description |= observed
+        synced = sync_option(observed.get("observed", ()))
+        if synced is not None and self._description["micro_batches"] > 1:
+            self._description["options"] = {"sync_every_micro_batch": synced} | self._description["options"]
+        for learned in (self._found.learned, self._learned):
+            self._description |= _as_json(learned()) if learned is not None else {}
 
     def _write(self, *, manifest: bool) -> None:
         """Writes this rank's meta and, if this is rank 0 and `manifest`, the manifest with the metas known so far."""
@@ -270,9 +311,3 @@ def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
         raise RecordError(
             f"the options cannot be written to the manifest ({error}); give text, numbers or lists"
         ) from error
-
-
-def _as_modules(units: Sequence[Unit]) -> list[tuple[Unit, list[str]]]:
-    """Each unit with the names of its modules; a root unit is added where none was given."""
-    with_root = list(units) if any(not name for name, _ in units) else [*units, ("", None)]
-    return [(unit, unit[0].split(", ")) for unit in with_root]
