@@ -8,9 +8,11 @@ import torch
 from record_models import Toy, train_step
 from torch import nn
 
-from tracekit.record import describe, flat
+from tracekit.record import Precision, clean_name, describe, frameworks
+from tracekit.record.frameworks import fsdp1
 from tracekit.record.held import held_bytes
 from tracekit.record.hooks import ForwardMarks, GradOrder
+from tracekit.record.names import inner_optimizer, named_modules, wrappers
 
 
 @pytest.fixture
@@ -22,9 +24,17 @@ def one_rank():
     dist.destroy_process_group()
 
 
+def units_of(model):
+    return frameworks.look(model, None, 1).units
+
+
+def precision_of(model):
+    return frameworks.look(model, None, 1).precision
+
+
 def test_parameters_of_a_tied_and_frozen_model():
     model = Toy()
-    entries = describe.parameters(model, describe.find_units(model))
+    entries = describe.parameters(model, units_of(model))
     told = [(e["name"], e["shape"], e["numel"], e["requires_grad"], e["layer"], e["tied_to"]) for e in entries]
     assert told == [
         ("embed.weight", [10, 4], 40, True, "", None),
@@ -41,17 +51,17 @@ def test_parameters_of_a_tied_and_frozen_model():
 
 def test_a_model_without_parameters():
     model = nn.Identity()
-    units = describe.find_units(model)
+    units = units_of(model)
     assert units == [(("", None), [""])]
     assert describe.parameters(model, units) == []
     assert describe.psi([]) == 0
-    assert describe.find_precision(model) == describe.Precision()
+    assert precision_of(model) == Precision()
     assert held_bytes(model, None) == {"parameters": 0, "gradients": 0, "optimizer_state": 0, "buffers": 0}
     assert describe.device_of(model)[0] == "cpu"
 
 
 def test_units_are_the_blocks_then_the_root():
-    assert describe.find_units(Toy()) == [
+    assert units_of(Toy()) == [
         (("layers.0", None), ["layers.0"]),
         (("layers.1", None), ["layers.1"]),
         (("", None), [""]),
@@ -65,27 +75,63 @@ def test_the_innermost_unit_owns():
 
 
 def test_wrapper_names_are_cleaned():
-    assert describe.clean_name("_orig_mod.layers.0._checkpoint_wrapped_module.w") == "layers.0.w"
-    assert describe.clean_name("_fsdp_wrapped_module") == ""
-    assert describe.clean_name("layers.0.wq.parametrizations.weight.original") == "layers.0.wq.weight"
+    assert clean_name("_orig_mod.layers.0._checkpoint_wrapped_module.w") == "layers.0.w"
+    assert clean_name("_fsdp_wrapped_module") == ""
+    assert clean_name("layers.0.wq.parametrizations.weight.original") == "layers.0.wq.weight"
 
 
-def test_replicating_wrappers_are_looked_through():
+def around(name, attribute, inner):
+    outer = type(name, (nn.Module,), {})()
+    setattr(outer, attribute, inner)
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [
+        ("DistributedDataParallel", "module"),
+        ("DeepSpeedEngine", "module"),
+        ("OptimizedModule", "_orig_mod"),
+        ("_FabricModule", "_forward_module"),
+    ],
+)
+def test_wrappers_are_found_from_both_sides(name, attribute):
     model = Toy()
-    engine = type("DeepSpeedEngine", (nn.Module,), {})()
-    engine.module = model
-    assert describe.without_replicas(engine) is model
-    assert describe.without_replicas(model) is model
+    assert wrappers(model) == [model]
+    outer = around(name, attribute, model)
+    assert wrappers(outer) == [outer, model]
+    assert wrappers(model) == [outer, model]
+
+
+def test_wrappers_around_wrappers():
+    model = Toy()
+    replica = around("DistributedDataParallel", "module", model)
+    fabric = around("_FabricModule", "_forward_module", replica)
+    assert wrappers(model) == wrappers(replica) == [fabric, replica, model]
+
+
+def test_a_module_of_another_class_is_no_wrapper():
+    model = Toy()
+    holder = around("Lightning", "module", model)
+    assert wrappers(model) == [model]
+    assert wrappers(holder) == [holder]
+
+
+def test_optimizers_inside_those_of_trainers():
+    inner = torch.optim.SGD(Toy().parameters(), lr=0.1)
+    outer = type("AcceleratedOptimizer", (), {"optimizer": inner})()
+    assert inner_optimizer(outer) is inner_optimizer(inner) is inner
+    assert inner_optimizer(None) is None
 
 
 def test_children_come_before_parents():
-    names = [name for name, _ in describe.named_modules(Toy())]
+    names = [name for name, _ in named_modules(Toy())]
     assert names == ["embed", "layers.0", "layers.1", "layers", "head", ""]
 
 
 def test_precision_is_what_most_parameters_have():
     model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.Linear(2, 2))
-    assert describe.find_precision(model) == describe.Precision("bfloat16", "bfloat16", None, "bfloat16")
+    assert precision_of(model) == Precision("bfloat16", "bfloat16", None, "bfloat16")
 
 
 def test_held_bytes_count_every_storage_once():
@@ -170,11 +216,11 @@ def test_placements_by_axis():
         ),
         to_local=lambda: torch.zeros(3, 5),
     )
-    assert describe.placements(spread) == {
+    assert describe.placements(spread, {}) == {
         "placements": {"dp_replicate": "Replicate", "dp_shard": "StridedShard(0, 4)", "tp": "Shard(1)"},
         "local_shape": [3, 5],
     }
-    assert describe.placements(torch.zeros(2)) == {}
+    assert describe.placements(torch.zeros(2), {}) == {}
 
 
 def test_real_placements_of_a_mesh_of_one(one_rank):
@@ -184,7 +230,7 @@ def test_real_placements_of_a_mesh_of_one(one_rank):
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "tp"))
     model = nn.Linear(4, 6, bias=False)
     model.weight = nn.Parameter(distribute_tensor(model.weight, mesh, [Shard(0), Shard(1)]))
-    (entry,) = describe.parameters(model, describe.find_units(model))
+    (entry,) = describe.parameters(model, units_of(model))
     assert entry["placements"] == {"dp_shard": "Shard(0)", "tp": "Shard(1)"}
     assert (entry["shape"], entry["local_shape"]) == ([6, 4], [6, 4])
 
@@ -200,7 +246,7 @@ def test_fsdp1_units_shapes_and_padding(one_rank):
         warnings.simplefilter("ignore")
         model[0] = FullyShardedDataParallel(model[0], **options)
         model = FullyShardedDataParallel(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, **options)
-    units = describe.find_units(model)
+    units = units_of(model)
     assert [names for _, names in units] == [["0"], [""]]
     entries = describe.parameters(model, units)
     assert [(e["name"], e["shape"], e["layer"]) for e in entries] == [
@@ -210,11 +256,11 @@ def test_fsdp1_units_shapes_and_padding(one_rank):
         ("1.bias", [3], ""),
     ]
     # Weights of 6 floats are followed by 2 of padding, so that the next starts at 16 bytes.
-    flats = [unit["flat"] for unit in describe.unit_entries(model, units)]
+    flats = [unit["flat"] for unit in describe.unit_entries(model, frameworks.look(model, None, 1))]
     assert flats[0] == {"numel": 10, "shard_numel": 10, "padding_numel": 2, "align_padding_numel": 2}
     assert flats[1] == {"numel": 11, "shard_numel": 11, "padding_numel": 2, "align_padding_numel": 2}
-    assert describe.find_mesh(model, 1) == [("dp_shard", 1)]
-    assert describe.find_precision(model) == describe.Precision("bfloat16", "bfloat16", None, "float32")
+    assert frameworks.look(model, None, 1).mesh == [("dp_shard", 1)]
+    assert precision_of(model) == Precision("bfloat16", "bfloat16", None, "float32")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +269,7 @@ def test_fsdp1_units_shapes_and_padding(one_rank):
 )
 def test_fsdp1_reshard_settings(strategy, setting):
     wrapped = SimpleNamespace(sharding_strategy=SimpleNamespace(name=strategy))
-    assert flat.reshard_setting(wrapped) is setting
+    assert fsdp1.reshard_setting(wrapped) is setting
 
 
 def test_buffers():
@@ -236,8 +282,8 @@ def test_parametrized_weights_are_no_blocks():
 
     model = Toy()
     parametrize.register_parametrization(model.layers[0], "weight", nn.Identity())
-    assert [unit for (unit, _), _ in describe.find_units(model)] == ["layers.0", "layers.1", ""]
-    names = [e["name"] for e in describe.parameters(model, describe.find_units(model))]
+    assert [unit for (unit, _), _ in units_of(model)] == ["layers.0", "layers.1", ""]
+    names = [e["name"] for e in describe.parameters(model, units_of(model))]
     assert "layers.0.weight" in names
 
 

@@ -54,7 +54,7 @@ def the_trace(path):
 
 
 def test_a_run_folder(tmp_path, record):
-    record(5, options={"seed": 7}, mesh=[("dp_shard", 1)], precision=Precision("float32", "bfloat16"), micro_batches=2)
+    record(5, options={"seed": 7}, mesh=[("dp_shard", 1)], precision=Precision("float32", "bfloat16"))
     path = tmp_path / "run"
     assert sorted(file.name for file in path.iterdir()) == ["manifest.json", "rank0.json.gz", "rank0.meta.json"]
     manifest = read(path / "manifest.json")
@@ -63,7 +63,7 @@ def test_a_run_folder(tmp_path, record):
     assert manifest["mesh"] == [{"axis": "dp_shard", "size": 1}]
     assert manifest["schedule"] == {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}
     assert manifest["units"][-1] == {"name": "", "reshard_after_forward": None}
-    assert (manifest["precision"]["reduce_dtype"], manifest["micro_batches"]) == ("bfloat16", 2)
+    assert (manifest["precision"]["reduce_dtype"], manifest["micro_batches"]) == ("bfloat16", 1)
     assert manifest["grad_order"][-1] == "embed.weight"
     assert set(manifest["versions"]) == {"python", "torch", "cuda", "nccl", "deepspeed"}
     rank = manifest["ranks"][0]
@@ -362,3 +362,99 @@ def test_the_recorder_needs_torch_and_the_standard_library_only():
         "hta",
         "deepspeed",
     }
+
+
+def test_a_complete_run_replaces_the_old_one(tmp_path, record):
+    def look(step):
+        assert read(tmp_path / "run" / "manifest.json") == before
+        assert (tmp_path / "run.new" / "manifest.json").exists()
+
+    record(4)
+    before = read(tmp_path / "run" / "manifest.json")
+    record(4, overwrite=True, during=look)
+    assert read(tmp_path / "run" / "manifest.json")["run_id"] != before["run_id"]
+    assert not (tmp_path / "run.new").exists()
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_an_incomplete_run_leaves_the_old_one(tmp_path, record, num_steps):
+    record(4)
+    before = read(tmp_path / "run" / "manifest.json")
+    with pytest.warns(UserWarning, match=r"not complete: it is in .*run\.new, and the old one is where it was"):
+        record(num_steps, overwrite=True)
+    assert read(tmp_path / "run" / "manifest.json") == before
+    assert read(tmp_path / "run.new" / "manifest.json")["ranks"][0]["ended"]
+
+
+def test_two_jobs_in_one_folder_at_one_moment(tmp_path, record, monkeypatch):
+    """The other job takes the folder between this one's look and its claim."""
+    look = folder.look
+
+    def looked(path, overwrite):
+        found = look(path, overwrite)
+        folder.claim(path, {"run_id": "other"})
+        return found
+
+    monkeypatch.setattr(folder, "look", looked)
+    with pytest.raises(RunExistsError, match="another job began to record"):
+        record(4)
+    assert read(tmp_path / "run" / "manifest.json") == {"run_id": "other"}
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["manifest.json"]
+
+
+def test_a_loop_shorter_than_the_schedule_is_told(record, capfd):
+    record(1)
+    assert "the loop ended after 1 steps, before the window (steps 2 to 3)" in capfd.readouterr().err
+    assert "the schedule needs 4 steps" not in capfd.readouterr().err
+
+
+def test_the_full_disk_is_not_waited_for(tmp_path, record, monkeypatch):
+    """Metas that cannot be written will not appear, so that rank 0 has nothing to wait for."""
+
+    def full(path, export):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "write_trace", full)
+    monkeypatch.setattr(results, "wait_for_metas", lambda *args: pytest.fail("waited"))
+    with pytest.warns(UserWarning, match="No space left on device"):
+        record(5)
+
+
+def test_a_name_with_a_newline(tmp_path, record):
+    record(4, path=tmp_path / "a\nb")
+    assert the_trace(tmp_path / "a\nb")["complete"]
+
+
+OPEN = """
+import sys, torch
+from tracekit.record import Recorder, Schedule
+model = torch.nn.Linear(2, 2)
+recorder = Recorder(sys.argv[1], model, schedule=Schedule(0, 1, 5))
+recorder.start()
+for _ in range(4):
+    model(torch.ones(1, 2)).sum().backward()
+    recorder.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_recording_that_nobody_ended_is_written_with_the_process(tmp_path):
+    path = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "the loop ended after 4 steps" in done.stderr
+    entry = the_trace(path)
+    assert (entry["complete"], entry["first_step"], entry["last_step"]) == (False, 1, 3)
+    assert "ProfilerStep#3" in marks(read(path / "rank0.json.gz"))
+
+
+def test_ending_twice_changes_nothing(tmp_path, toy):
+    recorder = Recorder(tmp_path / "run", toy[0], schedule=Schedule(0, 0, 1))
+    recorder.start()
+    train_step(*toy)
+    recorder.step()
+    recorder.stop()
+    before = read(tmp_path / "run" / "manifest.json")
+    recorder.stop()
+    assert read(tmp_path / "run" / "manifest.json") == before

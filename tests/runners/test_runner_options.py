@@ -11,10 +11,10 @@ import torch
 
 from runners import options, strategies, train
 from runners.models import Decoder
-from runners.strategies import ddp
 from runners.strategies.base import checkpoint_blocks, freeze, trainable
 from tracekit import training as launch
 from tracekit.record import RecordError, clean_name
+from tracekit.record.frameworks.ddp import _groups
 from tracekit.reference_models import SIZES
 from tracekit.strategies import with_runner
 
@@ -121,8 +121,8 @@ def test_checkpointed_blocks_keep_their_names_and_results():
 
 
 def test_ddp_buckets_as_torch_writes_them():
-    assert ddp._groups("3 2, 1, 0") == [[3, 2], [1], [0]]
-    assert ddp._groups("") == ddp._groups(None) == []
+    assert _groups("3 2, 1, 0") == [[3, 2], [1], [0]]
+    assert _groups("") == _groups(None) == []
 
 
 def test_odd_has_no_size_that_four_ranks_divide():

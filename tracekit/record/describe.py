@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import sys
@@ -12,9 +13,28 @@ from typing import Any
 
 import torch
 
+from tracekit.record.errors import RecordError
 from tracekit.record.frameworks import fsdp1
 from tracekit.record.frameworks.found import Found, Precision, Unit, axis_names
 from tracekit.record.names import clean_name, dtype_name, named_modules
+
+
+def model(module: torch.nn.Module, found: Found) -> dict[str, Any]:
+    """The manifest's entries about the model and how it is sharded."""
+    entries = parameters(module, found.units, found.axes)
+    return {
+        "strategy": found.strategy,
+        "unknown_because": found.why,
+        "options": json.loads(json.dumps(found.options)),
+        "mesh": [{"axis": axis, "size": size} for axis, size in found.mesh],
+        "versions": versions(),
+        "precision": vars(found.precision),
+        "psi": psi(entries),
+        "psi_train": psi(entries, trainable=True),
+        "parameters": entries,
+        "units": unit_entries(module, found),
+        "buffers": buffers(module),
+    }
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
@@ -167,3 +187,13 @@ def _cpu_name() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine() or "cpu"
+
+
+def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as JSON gives them back. Raises RecordError on every rank, before the training starts."""
+    try:
+        return json.loads(json.dumps(dict(options), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            f"the options cannot be written to the manifest ({error}); give text, numbers or lists"
+        ) from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
-import uuid
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from tracekit import __version__
 from tracekit.record import describe, folder, frameworks, results, team
-from tracekit.record.errors import RecordError
+from tracekit.record.claim import Claim
+from tracekit.record.errors import tell
 from tracekit.record.frameworks.found import Found, Precision, Unit
 from tracekit.record.held import Held, held_bytes
 from tracekit.record.hooks import ForwardMarks, GradOrder
@@ -35,6 +37,7 @@ ACTIONS: dict[State, ProfilerAction] = {
 # How long rank 0 waits for the other ranks' final meta files. After an error they may hang in a collective until rank 0
 # is gone, so waiting does not help; readers find their files anyway.
 PATIENCE_S, PATIENCE_AFTER_ERROR_S = 30.0, 0.5
+LOOP_ENDED = "the loop ended"
 # Characters of an exception's text that the manifest keeps.
 MAX_REASON = 200
 
@@ -80,14 +83,15 @@ class Recorder:
         self.schedule = schedule or Schedule()
         self._wrapped, self._model = (chain := wrappers(model))[0], chain[-1]
         self._optimizer, self._held = optimizer, held
-        self._options, self._micro_batches = _as_json(options or {}), micro_batches
+        self._options, self._micro_batches = describe.as_json(options or {}), micro_batches
         told_mesh = [(axis, int(size)) for axis, size in mesh] if mesh is not None else None
         self._told = Told(strategy, told_mesh, with_modules(units) if units is not None else None, precision)
         self._learned, self._mark_layers = learned, mark_layers
-        self._with_stack, self._overwrite = with_stack, overwrite
+        self._with_stack, self._claim = with_stack, Claim(self.path, overwrite)
         self._signals, self._times = Signals(), results.StepTimes(self.schedule)
         self._num_done = 0
         self._cut: str | None = None
+        self._ended = self._disk_is_full = False
         self._profiler: profile | None = None
         self._grad_order: GradOrder | None = None
 
@@ -97,21 +101,41 @@ class Recorder:
         return self._profiler is not None and self._is_active(self._num_done)
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Begins the recording, on all ranks at once: for loops that have no place for a `with` block.
+
+        A recording that nobody ends is ended when the process does.
+        """
         self._team = team.join()
         self._meta = results.Meta(self._team, self.schedule, *describe.device_of(self._model))
-        self._everyone = self._claim()
-        self._meta.content["held_bytes"] = self._held_bytes()
-        self._description = self._describe()
-        self._description["run_id"] = self._meta.content["run_id"]
-        self._write(manifest=True)
+        self._description = self._claim.take(self._team, self._look)
+        self._write(manifest=False)
         self._marks, self._watched = self._make_marks(), self._make_watch()
         self._grad_order = GradOrder([(clean_name(n), p) for n, p in self._model.named_parameters()])
         self._profiler = self._make_profiler()
         self._prepare(0)
         self._profiler.__enter__()
         self._signals.install()
+        atexit.register(self.stop)
         self._times.start()
-        return self
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Ends the recording; a second call changes nothing. `error` is why, where the loop ends before its time."""
+        if self._ended:
+            return
+        self._ended = True
+        atexit.unregister(self.stop)
+        with self._signals.held_back(deliver=False):
+            self._finish(self._why_cut(error))
+            if self._team.rank == 0 and not self._disk_is_full:
+                patience_s = PATIENCE_S if error is None else PATIENCE_AFTER_ERROR_S
+                results.wait_for_metas(self._claim.folder, self._claim.metas, patience_s)
+                self._write(manifest=True)
+            self._replace_old()
+        self._signals.restore()
 
     def step(self) -> None:
         """Ends a step. The trace of a window is written inside the call that ends its last step."""
@@ -136,57 +160,27 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._signals.held_back(deliver=False):
-            self._finish(self._why_cut(error))
-            if self._team.rank == 0:
-                patience_s = PATIENCE_S if error is None else PATIENCE_AFTER_ERROR_S
-                results.wait_for_metas(self.path, self._everyone, patience_s)
-                self._write(manifest=True)
-        self._signals.restore()
+        self.stop(error)
 
-    def _claim(self) -> list[dict[str, Any]]:
-        """Looks at the model and takes the folder on every rank or on none; returns the first metas of all ranks.
-
-        Every rank looks before any rank writes: the gathering is also the barrier between both.
-        """
-        refusal: RecordError | None = None
-        try:
-            found = frameworks.look(self._wrapped, self._optimizer, self._team.world_size)
-            self._found: Found = settle(found, self._told, self._team.world_size)
-            folder.claim(self.path, self._overwrite)
-        except RecordError as error:
-            refusal = error
-        mine = {"meta": self._meta.content, "run_id": uuid.uuid4().hex, "refusal": refusal}
-        everyone = team.gather(self._team, mine)
-        for other in everyone:
-            if other["refusal"] is not None:
-                raise other["refusal"]
-        self._meta.content["run_id"] = everyone[0]["run_id"]
-        return [other["meta"] | {"run_id": everyone[0]["run_id"]} for other in everyone]
+    def _look(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The run's description, and this rank's meta. Raises RecordError where what was told is not what is there."""
+        found = frameworks.look(self._wrapped, self._optimizer, self._team.world_size)
+        self._found: Found = settle(found, self._told, self._team.world_size)
+        self._meta.content["held_bytes"] = self._held_bytes()
+        return self._describe(), self._meta.content
 
     def _held_bytes(self) -> dict[str, int]:
         return held_bytes(self._model, inner_optimizer(self._optimizer), self._held or self._found.held)
 
     def _describe(self) -> dict[str, Any]:
-        found = self._found
-        entries = describe.parameters(self._model, found.units, found.axes)
-        return {
+        description = describe.model(self._model, self._found)
+        description["options"] |= self._options
+        return description | {
             "tool": f"tracekit {__version__}",
-            "strategy": found.strategy,
-            "unknown_because": found.why,
-            "options": _as_json(found.options) | self._options,
-            "mesh": [{"axis": axis, "size": size} for axis, size in found.mesh],
             "world_size": self._team.world_size,
             "backend": self._team.backend,
-            "versions": describe.versions(),
-            "precision": vars(found.precision),
-            "micro_batches": self._micro_batches or found.micro_batches or 1,
+            "micro_batches": self._micro_batches or self._found.micro_batches or 1,
             "schedule": vars(self.schedule),
-            "psi": describe.psi(entries),
-            "psi_train": describe.psi(entries, trainable=True),
-            "parameters": entries,
-            "units": describe.unit_entries(self._model, found),
-            "buffers": describe.buffers(self._model),
             "grad_order": None,
             "step_times": self._times.summary(),
         }
@@ -242,11 +236,13 @@ class Recorder:
         cycle = (self._num_done if self._cut else self._num_done - 1) // self.schedule.cycle_steps
         file = folder.trace_name(self._team.rank, cycle, self.schedule.repeat)
         try:
-            folder.write_trace(self.path / file, profiler.export_chrome_trace)
+            folder.write_trace(self._claim.folder / file, profiler.export_chrome_trace)
             self._meta.add_trace(cycle, file, self._cut, self._num_done - 1)
         except OSError as error:
+            self._disk_is_full |= error.errno in folder.FULL
             self._meta.add_trace(cycle, None, f"the trace could not be written: {error}", self._num_done - 1)
-            warnings.warn(f"{self.path / file} could not be written ({error}); training goes on", stacklevel=2)
+            told = folder.shown(self._claim.folder / file)
+            tell(f"{told} could not be written ({error}); training goes on")
         self._write(manifest=False)
 
     def _finish(self, reason: str | None) -> None:
@@ -260,11 +256,15 @@ class Recorder:
         try:
             profiler.__exit__(None, None, None)
         except RuntimeError as error:
-            warnings.warn(f"the profiler could not be stopped on rank {self._team.rank}: {error}", stacklevel=2)
+            tell(f"the profiler could not be stopped on rank {self._team.rank}: {error}")
         self._description["step_times"] = self._times.summary()
         self._learn()
         self._meta.end(reason)
         self._write(manifest=True)
+        missed = [entry["reason"] for entry in self._meta.content["traces"] if not entry["complete"]]
+        if missed and self._team.rank == 0 and str(reason).startswith(LOOP_ENDED):
+            needed = f"the schedule needs {self.schedule.num_steps} steps, so run more or give another"
+            print(f"tracekit: {folder.shown(self.path)}: {missed[0]}; {needed}", file=sys.stderr, flush=True)
 
     def _learn(self) -> None:
         """Adds what the steps showed: what the framework decided in the first ones, and what each of the window did."""
@@ -273,41 +273,39 @@ class Recorder:
         observed = self._watched.learned()
         seen = observed.get("micro_batches", self._micro_batches)
         if self._micro_batches not in (None, seen) and self._team.rank == 0:
-            warnings.warn(
+            tell(
                 f"micro_batches is {self._micro_batches}, but every step of the window had {seen} forwards with a "
-                "backward; the manifest has what was seen",
-                stacklevel=2,
+                "backward; the manifest has what was seen"
             )
         self._description |= observed
         synced = sync_option(observed.get("observed", ()))
         if synced is not None and self._description["micro_batches"] > 1:
             self._description["options"] = {"sync_every_micro_batch": synced} | self._description["options"]
         for learned in (self._found.learned, self._learned):
-            self._description |= _as_json(learned()) if learned is not None else {}
+            self._description |= describe.as_json(learned()) if learned is not None else {}
+
+    def _replace_old(self) -> None:
+        try:
+            left = self._claim.replace_old(self._team, self._meta.content)
+        except OSError as error:
+            left = f"the run in {folder.shown(self.path)} could not be replaced ({error})"
+        if left is not None:
+            tell(left)
 
     def _write(self, *, manifest: bool) -> None:
         """Writes this rank's meta and, if this is rank 0 and `manifest`, the manifest with the metas known so far."""
         try:
-            self._meta.write(self.path)
+            self._meta.write(self._claim.folder)
             if manifest and self._team.rank == 0:
-                results.write_manifest(self.path, self._description, self._everyone)
+                results.write_manifest(self._claim.folder, self._description, self._claim.metas)
         except OSError as error:
-            warnings.warn(f"{self.path}: the run's description could not be written ({error})", stacklevel=2)
+            self._disk_is_full |= error.errno in folder.FULL
+            tell(f"{folder.shown(self.path)}: the run's description could not be written ({error})")
 
     def _why_cut(self, error: BaseException | None) -> str:
         if self._signals.received is not None:
             return f"{self._signals.received} arrived in step {self._num_done}"
         if error is None:
-            return f"the loop ended after {self._num_done} steps"
+            return f"{LOOP_ENDED} after {self._num_done} steps"
         text = " ".join(str(error).split())[:MAX_REASON]
         return f"{type(error).__name__} in step {self._num_done}{': ' + text if text else ''}"
-
-
-def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as JSON gives them back. Raises RecordError on every rank, before the training starts."""
-    try:
-        return json.loads(json.dumps(dict(options), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise RecordError(
-            f"the options cannot be written to the manifest ({error}); give text, numbers or lists"
-        ) from error

@@ -74,13 +74,17 @@ def unwritten(cycle: int, reason: str | None) -> dict[str, Any]:
     }
 
 
-def write_manifest(path: Path, description: dict[str, Any], metas: list[dict[str, Any]]) -> None:
-    """Writes the manifest from the run's description and every rank's meta that is there. Raises OSError."""
+def manifest(path: Path, description: dict[str, Any], metas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest from the run's description and every rank's meta that is there."""
     current = [_current(path, meta) for meta in metas]
     hosts = dict.fromkeys(meta["host"] for meta in current)
     devices = dict.fromkeys(meta["device_name"] for meta in current)
-    value = {"format": FORMAT} | description | {"hosts": list(hosts), "devices": list(devices), "ranks": current}
-    folder.write_json(path / folder.MANIFEST, value)
+    return {"format": FORMAT} | description | {"hosts": list(hosts), "devices": list(devices), "ranks": current}
+
+
+def write_manifest(path: Path, description: dict[str, Any], metas: list[dict[str, Any]]) -> None:
+    """Writes the manifest. Raises OSError."""
+    folder.write_json(path / folder.MANIFEST, manifest(path, description, metas))
 
 
 def wait_for_metas(path: Path, metas: list[dict[str, Any]], patience_s: float) -> None:
