@@ -48,7 +48,7 @@ def command(
             show_default=False,
         ),
     ],
-    nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine.")] = 2,
+    nproc: Annotated[int, typer.Option("--nproc", "-n", min=1, help="Ranks on this machine.")] = 2,
     model: Annotated[str, typer.Option(help=f"Size of the decoder: {', '.join(SIZES)}.")] = "tiny",
     out: Annotated[
         Path | None,

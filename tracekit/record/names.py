@@ -21,8 +21,9 @@ AROUND = {
     "_FabricModule": "_forward_module",
 }
 # Optimizers around an optimizer, likewise: those of Accelerate and Lightning.
-AROUND_OPTIMIZERS = {"AcceleratedOptimizer": "optimizer", "DeepSpeedOptimizerWrapper": "optimizer"}
-AROUND_OPTIMIZERS |= {
+AROUND_OPTIMIZERS = {
+    "AcceleratedOptimizer": "optimizer",
+    "DeepSpeedOptimizerWrapper": "optimizer",
     "FabricOptimizer": "_optimizer",
     "_FabricOptimizer": "_optimizer",
     "LightningOptimizer": "_optimizer",
@@ -86,7 +87,7 @@ def _around(model: torch.nn.Module) -> torch.nn.Module | None:
     for table in tables:
         for owner in _owners(table):
             held = AROUND.get(type(owner).__name__)
-            if held is not None and owner._modules.get(held) is model:  # noqa: SLF001 - torch's own table of children
+            if held is not None and table.get(held) is model:
                 return owner
     return None
 
