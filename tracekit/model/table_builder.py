@@ -45,7 +45,14 @@ class Tables:
         """WORK_SCHEMA."""
         arguments = self._traces.columns.comm
         return work.work(
-            self._device, arguments, self._kinds, self._calls, self.steps, self._attribution, self._patterns
+            self._device,
+            arguments,
+            self._kinds,
+            self._calls,
+            self.steps,
+            self._attribution,
+            self._traces.repairs,
+            self._patterns,
         )
 
     def collectives(self, cover: dict[Key, Intervals]) -> pl.DataFrame:

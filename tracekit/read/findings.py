@@ -19,6 +19,8 @@ ENDS_EARLY = "ends early"
 CORRUPT = "corrupt"
 INVALID_UTF8 = "invalid UTF-8 in text"
 READ_SO_FAR = "read up to there"
+# Damage around the events, that costs none of them.
+AROUND_EVENTS = ("text before the events", "text after the events", "bytes after the gzip data")
 
 
 def merged(findings: list[Finding]) -> list[Finding]:

@@ -14,6 +14,7 @@ from tracekit.manifest import Manifest
 from tracekit.model import names
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.collectives.axes import with_axes
+from tracekit.model.collectives.backend_spans import UNSURE
 from tracekit.model.collectives.batches import batched
 from tracekit.model.collectives.bucket_layers import with_layers
 from tracekit.model.collectives.calls import MOST_ELEMENTS, OF_GROUP, first_numel
@@ -184,7 +185,9 @@ def _calls_with_work(ran: pl.DataFrame, calls: pl.DataFrame, patterns: Patterns)
     by_arg = pl.col("collective").map_elements(names.kind_of, return_dtype=pl.String)
     by_name = pl.col("name").map_elements(lambda name: kind_by_name(name, patterns), return_dtype=pl.String)
     is_span = pl.col("name").str.contains(names.BACKEND_SPAN)
-    span_numel = pl.when(is_span).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
+    # Of a damaged file the call may be there too, with its size.
+    is_sure = is_span & (pl.col("linked_by") != UNSURE)
+    span_numel = pl.when(is_sure).then(pl.col("input_dims").map_elements(first_numel, return_dtype=pl.Int64))
     span_dtype = pl.col("input_type").str.extract(r'^\["([^"]*)"').map_elements(dtype_of, return_dtype=pl.String)
     own_dtype = pl.col("dtype_ran").map_elements(dtype_of, return_dtype=pl.String)
     # A kernel has the size of one collective: of a call that coalesces several, only the call has all.

@@ -6,7 +6,7 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.as_of import around, latest
-from tracekit.model.collectives.backend_spans import match_spans
+from tracekit.model.collectives.backend_spans import horizons, match_spans
 from tracekit.model.devices.operators import own_time
 from tracekit.model.event_kinds import Kinds, timed
 from tracekit.model.recordings import RUN, joined
@@ -15,9 +15,17 @@ _THREAD = [*RUN, "pid", "tid"]
 
 
 def cpu_work(
-    kinds: Kinds, operators: pl.DataFrame, arguments: pl.DataFrame, calls: pl.DataFrame, device: pl.DataFrame
+    kinds: Kinds,
+    operators: pl.DataFrame,
+    arguments: pl.DataFrame,
+    calls: pl.DataFrame,
+    device: pl.DataFrame,
+    steps: pl.DataFrame,
+    repairs: pl.DataFrame,
 ) -> pl.DataFrame:
     """Return spans of the backend and own time of `operators`, those of CPU runs; `device` is the work of devices.
+
+    `repairs` of the files tell which of them lack events.
 
     What the backend's own threads run is part of its collectives. A span may also be drawn on the thread that called,
     from the call to its completion (gloo's send and recv; all of torch up to 1.9): the training goes on there, beside
@@ -29,6 +37,8 @@ def cpu_work(
     ops = timed(operators.filter(~drawn))
     own_threads = _backend_threads(timed(kinds.operators.filter(~drawn)), spans, kinds) if spans.height else spans
     ran = _collectives(spans, arguments, calls, device)
+    if ran.height:
+        ran = match_spans(ran, calls, steps, horizons(repairs, kinds, spans))
     if ran.height:
         own = own_threads.with_columns(pl.lit(value=True).alias("is_own"))
         ran = ran.join(own, on=_THREAD, how="left", nulls_equal=True, maintain_order="left")
@@ -54,9 +64,7 @@ def _collectives(
     if spans.is_empty():
         return spans
     rows = _without_enqueues(spans.rename({"ts_ns": "start_ns"}), device, calls)
-    rows = match_spans(joined(rows, arguments.select(*RUN, "index", "input_dims"), "index"), calls)
-    by_order = pl.when(pl.col("call").is_not_null()).then(pl.lit("order")).otherwise(pl.lit("time"))
-    return _on_cpu(rows, pl.lit("comm")).with_columns(by_order.alias("linked_by"))
+    return _on_cpu(joined(rows, arguments.select(*RUN, "index", "input_dims"), "index"), pl.lit("comm"))
 
 
 def _without_enqueues(spans: pl.DataFrame, device: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

@@ -38,7 +38,8 @@ WORK_SCHEMA = Schema(
         "linked_by",
         pl.String,
         "How step, layer and phase were found: correlation, flow, external id, order (spans of a CPU backend) or time; "
-        "`before the recording` where it was launched before that began, so that it has none of them.",
+        "`before the recording` where it was launched before that began, so that it has none of them; `time: the file "
+        "is damaged` of such a span whose call may be another or lost.",
     ),
     Column(
         "overrun_ns",
@@ -59,17 +60,20 @@ def work(
     calls: pl.DataFrame,
     steps: pl.DataFrame,
     attribution: Attribution,
+    repairs: pl.DataFrame,
     patterns: Patterns = (),
 ) -> pl.DataFrame:
     """Return WORK_SCHEMA: of devices (see device_rows.py), else of the CPU.
 
-    `arguments` are those of rows that name a collective, as read; `patterns` are the user's names of communication.
+    `arguments` are those of rows that name a collective, as read; `repairs` are those of the files; `patterns` are the
+    user's names of communication.
     """
     # A trace without device rows is a CPU run, whose work are its operators; unless it calls NCCL: then its device was
     # not recorded, and the time of its CPU operators measures nothing.
     operators = without(kinds.operators, device, nccl_calls(kinds))
     on_device = _device_work(device, calls, patterns)
-    rows = pl.concat([on_device, cpu_work(kinds, operators, arguments, calls, on_device)], how="diagonal_relaxed")
+    on_cpu = cpu_work(kinds, operators, arguments, calls, on_device, steps, repairs)
+    rows = pl.concat([on_device, on_cpu], how="diagonal_relaxed")
     at = pl.when(pl.col("linked_by").ne_missing(BEFORE)).then(pl.coalesce("launched_ns", "start_ns"))
     rows = rows.with_columns(at.alias("at_ns"))
     located = attribution.locate(step_at(rows, steps, "at_ns"), "at_ns")
