@@ -6,6 +6,7 @@ by, multiplied and put into columns of 64 bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +17,8 @@ from tracekit.errors import InputError
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
+# What each rank writes of itself, beside it.
+RANK_ENTRIES = "rank*.meta.json"
 
 T = TypeVar("T")
 
@@ -215,10 +218,19 @@ def read_manifest(folder: Path) -> Manifest | None:
     Raises:
         InputError: the manifest is there but damaged, out of range, or of a later format.
     """
-    path = folder / MANIFEST_NAME
-    if not path.is_file():
+    if not (folder / MANIFEST_NAME).is_file():
         return None
-    data = _bytes(path)
+    paths = [folder / MANIFEST_NAME, *folder.glob(RANK_ENTRIES)]
+    return manifest_from(folder, {path.name: _bytes(path) for path in paths})
+
+
+def manifest_from(folder: Path, files: Mapping[str, bytes]) -> Manifest | None:
+    """Return the manifest that files of a folder, or of an archive, hold by their names, as :func:`read_manifest`.
+
+    Raises:
+        InputError: as :func:`read_manifest`.
+    """
+    path, data = folder / MANIFEST_NAME, files[MANIFEST_NAME]
     head = _head(data, path)
     if not head.is_ours:
         return None
@@ -227,17 +239,18 @@ def read_manifest(folder: Path) -> Manifest | None:
     manifest = _decode(data, path, Manifest)
     _decode(data, path, _Calculated)
     ranks = {r.rank: r for r in manifest.ranks}
-    ranks |= {r.rank: r for r in (_decode(_bytes(p), p, RankInfo) for p in sorted(folder.glob("rank*.meta.json")))}
+    entries = sorted(name for name in files if name != MANIFEST_NAME)
+    ranks |= {r.rank: r for r in (_decode(files[name], folder / name, RankInfo) for name in entries)}
     return msgspec.structs.replace(manifest, ranks=[ranks[r] for r in sorted(ranks)])
 
 
-def is_foreign(path: Path) -> bool:
-    """Return whether a file of a manifest's name is another program's.
+def is_foreign(data: bytes, path: Path) -> bool:
+    """Return whether a file of a manifest's name holds another program's.
 
     Raises:
-        InputError: it cannot be read, or is not JSON.
+        InputError: it is not JSON.
     """
-    return not _head(_bytes(path), path).is_ours
+    return not _head(data, path).is_ours
 
 
 def _head(data: bytes, path: Path) -> _Head:

@@ -1,22 +1,14 @@
-"""Reports on files: exact times, ranks in names, ids of 64 bits, archives."""
+"""Reports on files: exact times, ranks in names, ids of 64 bits, bounds."""
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import json
-import lzma
-import pickle
-import tarfile
-import zipfile
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
-from kineto import COMMON, document, memory, span, step, write
+from kineto import COMMON, memory, span, step, write
 
 import tracekit
 from tracekit.errors import InputError, UsageError
@@ -142,112 +134,6 @@ def test_addresses_with_the_top_bit_match_their_frees(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"traceEvents": rows}))
     assert decode(path).columns.memory["address"].to_list() == [-4096, -4096, None]
-
-
-# -- Archives ----------------------------------------------------------------------------------------------------------
-
-RANKS = {f"rank{n}_trace.json": json.dumps(document(COMMON, rank=n, world_size=2)).encode() for n in range(2)}
-
-
-def tar_of(files: dict[str, bytes], mode: Any = "w") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def zip_of(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return buffer.getvalue()
-
-
-GZIPPED = {f"{name}.gz": gzip.compress(data) for name, data in RANKS.items()}
-APART = [zip_of({name: data}, zipfile.ZIP_DEFLATED) for name, data in RANKS.items()]
-
-
-@pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"traces.tar.gz": tar_of(RANKS, "w:gz")},
-        {"traces.tgz": tar_of(RANKS, "w:gz")},
-        {"traces.gz": tar_of(RANKS, "w:gz")},
-        {"traces.tar": tar_of(RANKS)},
-        {"traces.tar": tar_of(GZIPPED)},
-        {"traces.tar.zst": zstandard.compress(tar_of(RANKS))},
-        {"traces.zip": zip_of(RANKS)},
-        {"traces.zip": zip_of(RANKS, zipfile.ZIP_DEFLATED)},
-        {"traces.zip": zip_of({f"run/{name}": data for name, data in GZIPPED.items()})},
-        {"a.zip": APART[0], "b.zip": APART[1]},
-        {"rank0.zip": APART[0], "rank1_trace.json": RANKS["rank1_trace.json"]},
-        {"out.zip": zip_of({"../../rank0.json": RANKS["rank0_trace.json"], "/rank1.json": RANKS["rank1_trace.json"]})},
-    ],
-)
-def test_members_of_archives_are_files_of_the_run(tmp_path: Path, files: dict[str, bytes], cache: bool) -> None:
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    whole = [tmp_path] if len(files) > 1 else [tmp_path, tmp_path / next(iter(files))]
-    for path in whole:
-        run = tracekit.open(path, cache=cache)
-        assert run.ranks["rank"].to_list() == [0, 1]
-        assert run.table("overlap", by=["rank"])["exposed_ns"].to_list() == [50_000, 50_000]
-        assert run.repairs.is_empty()
-        assert {Path(file).parent.name for file in run.ranks["file"]} <= {*files, "run", tmp_path.name}
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "what"),
-    [
-        ("a.zip", zip_of(RANKS, zipfile.ZIP_BZIP2), "packed by bzip2"),
-        ("a.zip", zip_of(RANKS, zipfile.ZIP_LZMA), "packed by lzma"),
-        ("a.zip", zip_of({"notes.txt": b"x"}), r"no trace in this archive \(it holds notes.txt\)"),
-        ("a.zip", zip_of({}), r"no trace in this archive \(it holds nothing\)"),
-        ("a.zip", zip_of(RANKS)[:-30], "the archive is damaged"),
-        ("rank0.json.gz", tar_of(RANKS, "w:gz"), "a tar archive under another name"),
-        ("a.json.bz2", bz2.compress(RANKS["rank0_trace.json"]), "bzip2"),
-        ("a.xz", lzma.compress(RANKS["rank0_trace.json"]), "xz"),
-        ("a.7z", b"7z\xbc\xaf\x27\x1c" + bytes(99), "a 7z archive"),
-        ("a.nsys-rep", b"\x0a\x0bunknown" + bytes(99), "an nsys report"),
-        ("a.et", b"\x0a\x0b\x12" + bytes(99), "a Chakra execution trace"),
-        ("a.json", b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "a Chakra execution trace"),
-        ("nccl_trace_rank_0", pickle.dumps({"entries": []}), "a pickle, such as .* the flight recorder"),
-        ("a.json", b'{"version":"2.4","entries":[{"pg_id":0}]}', "a dump of the flight recorder"),
-    ],
-)
-def test_other_archives_and_formats_are_refused_by_name(tmp_path: Path, name: str, data: bytes, what: str) -> None:
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match=f"{name}: .*{what}"):
-        tracekit.open(tmp_path / name)
-
-
-def test_what_a_folder_without_traces_holds_is_named(tmp_path: Path) -> None:
-    for name in ("a.nsys-rep", "b.json.bz2", "c.et"):
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match=r"a.nsys-rep is an nsys report .*; b.json.bz2 is bzip2 .*; c.et is a Chakra"):
-        tracekit.open(tmp_path)
-
-
-def test_an_archive_that_cannot_be_read_costs_no_other_file(tmp_path: Path) -> None:
-    write(tmp_path / "rank0.json", COMMON)
-    (tmp_path / "other.zip").write_bytes(zip_of(RANKS, zipfile.ZIP_BZIP2))
-    run = tracekit.open(tmp_path)
-    assert run.ranks["rank"].to_list() == [0]
-    assert run.repairs["what"].str.contains("packed by bzip2").to_list() == [True]
-
-
-def test_a_member_that_expands_beyond_all_measure_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "_EXPANSION_MATTERS_FROM", 2**20)
-    for name, data in (("a.zip", zip_of({"rank0.json": b" " * 2**22}, zipfile.ZIP_DEFLATED)),
-                       ("a.tar.gz", tar_of({"rank0.json": b" " * 2**23}, "w:gz"))):  # fmt: skip
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(InputError, match="decompression bomb"):
-            tracekit.open(tmp_path / name)
 
 
 # -- Other programs' traces --------------------------------------------------------------------------------------------

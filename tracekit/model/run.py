@@ -10,12 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import polars as pl
 
 from tracekit import table_registry
 from tracekit.intervals import Intervals
-from tracekit.manifest import Manifest, read_manifest
+from tracekit.manifest import Manifest
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
@@ -24,6 +23,7 @@ from tracekit.model.patterns import Pattern, Patterns, find_patterns
 from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.model.table_builder import Tables
 from tracekit.model.table_cache import CachedTables
+from tracekit.read.discovery.manifests import find_manifest, run_folders
 from tracekit.read.discovery.sources import expand
 from tracekit.read.read_each import Progress
 from tracekit.read.traces import FILES_SCHEMA, REPAIRS_SCHEMA, Traces, read_traces
@@ -184,8 +184,8 @@ def open_run(
     """
     given = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(p) for p in path]
     paths = expand(given)
-    manifest = _manifest(paths)
-    found = find_patterns(patterns, dict.fromkeys(folder for path in paths for folder in _folders(path)))
+    manifest = find_manifest(paths)
+    found = find_patterns(patterns, dict.fromkeys(folder for path in paths for folder in run_folders(path)))
     traces = read_traces(paths, manifest, cycle=cycle, cache=cache, executor=executor, progress=progress)
     return Run(_name(paths), given, traces, manifest, found)
 
@@ -199,28 +199,6 @@ def _elsewhere(place: str) -> Callable[..., Any]:
 def _name(paths: list[Path]) -> str:
     whole = [path.resolve() for path in paths]
     return whole[0].name if len(whole) == 1 else Path(os.path.commonpath([p.parent for p in whole])).name
-
-
-def _manifest(paths: list[Path]) -> Manifest | None:
-    """The manifest of these folders and files, which lies in the run's folder or, of a cycle's file, one above it."""
-    found: dict[Path, Manifest] = {}
-    for path in paths:
-        for folder in _folders(path):
-            if folder not in found and (manifest := read_manifest(folder)):
-                found[folder] = manifest
-            if folder in found:
-                break
-    if not found:
-        return None
-    first, *others = found.values()
-    ranks = {info.rank: info for manifest in (*others, first) for info in manifest.ranks}
-    return msgspec.structs.replace(first, ranks=[ranks[rank] for rank in sorted(ranks)])
-
-
-def _folders(path: Path) -> tuple[Path, Path]:
-    """Folders in which files of a run may lie: that of its traces, and the one above."""
-    folder = path.resolve() if path.is_dir() else path.resolve().parent
-    return folder, folder.parent
 
 
 def _ranks(files: pl.DataFrame, steps_table: pl.DataFrame) -> pl.DataFrame:

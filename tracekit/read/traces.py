@@ -16,11 +16,12 @@ import polars as pl
 
 from tracekit import common_columns as c
 from tracekit.errors import InputError
-from tracekit.manifest import MANIFEST_NAME, Manifest, is_foreign
+from tracekit.manifest import Manifest
 from tracekit.read.decoding.archives import size_of
 from tracekit.read.decoding.columns import Columns
 from tracekit.read.discovery.cycles import choose_cycle, split_cycles, without_strays
 from tracekit.read.discovery.file_names import writer_in
+from tracekit.read.discovery.manifests import foreign_manifests
 from tracekit.read.discovery.ranks import (
     InFile,
     Ranked,
@@ -186,7 +187,7 @@ def read_traces(
         InputError: nothing to read, a file that was named is not a Kineto trace, or two files claim one rank.
         UsageError: there is no such cycle.
     """
-    left_out = _foreign_manifests(paths)
+    left_out = foreign_manifests(paths)
     found, strays = without_strays(find_sources(paths, left_out))
     left_out.extend(LeftOut(s.path, Finding(_STRAY, None, 1, "file left out")) for s in strays)
     everything = split_cycles(found)
@@ -213,14 +214,6 @@ def _ranked(read: list[_Read], size: int | None) -> list[Ranked]:
     """Return the rank of each file, or of each process of a file that holds several."""
     told = [None if r.told is None else InFile(r.process, len(r.opened.processes), r.told.rank) for r in read]
     return assign_ranks([r.source for r in read], [r.opened.metadata.rank for r in read], told, size)
-
-
-def _foreign_manifests(paths: list[Path]) -> list[LeftOut]:
-    """Return the files in these folders that have our manifest's name but are another program's."""
-    manifests = [path / MANIFEST_NAME for path in paths]
-    foreign = [path for path in manifests if path.is_file() and is_foreign(path)]
-    what = "not a manifest that tracekit wrote (it has neither a format nor a strategy)"
-    return [LeftOut(path, Finding(what, None, 1, "file left out")) for path in foreign]
 
 
 def _usable(

@@ -13,6 +13,7 @@ import struct
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -32,6 +33,8 @@ ARCHIVE_NAME = re.compile(r"\.(zip|tar|tgz|tar\.(gz|gzip|zst|zstd))$", re.IGNORE
 _MOST_MEMBERS = 100_000
 _METHODS = {12: "bzip2", 14: "lzma", 93: "zstd", 9: "deflate64", 95: "xz"}
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, struct.error)
+# What reading a member of a damaged archive raises.
+UNREADABLE = (*_BROKEN, OSError, RuntimeError, zlib.error)
 _lock = Lock()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracekit.errors import InputError
-from tracekit.manifest import MANIFEST_NAME
+from tracekit.manifest import MANIFEST_NAME, RANK_ENTRIES
 from tracekit.read.decoding.archives import ARCHIVE_NAME, archive_of, is_archive, members
 from tracekit.read.decoding.formats import by_name
 from tracekit.read.discovery.file_names import by_number, rank_in
@@ -26,7 +26,7 @@ _TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
 _RANK_IN_FOLDER = re.compile(r"^(?:rank|worker)[-_=]?(\d{1,6})$", re.IGNORECASE)
 _ADDRESS = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/{1,2}(.*)$", re.DOTALL)
-_BESIDE_TRACES = (MANIFEST_NAME, "rank*.meta.json", "tracekit-patterns.toml")
+_BESIDE_TRACES = (MANIFEST_NAME, RANK_ENTRIES, "tracekit-patterns.toml")
 # Files of a folder without traces whose names are looked at for the refusal.
 _LOOKED_AT = 10_000
 _CYCLE_IN_FOLDER = re.compile(r"^(?:cycle|iteration|iter|step)[-_]?(\d{1,9})$", re.IGNORECASE)
@@ -155,11 +155,14 @@ def _inside(archive: Path, folders: list[str], left_out: list[LeftOut], *, given
     stem = ARCHIVE_NAME.sub("", archive.name)
     for name in traces:
         yield _source(archive / name, [*folders, stem, *name.parts[:-1]], given=given)
-    others = [name for name in names if name.name == MANIFEST_NAME or ARCHIVE_NAME.search(name.name)]
-    left_out.extend(_left_out(archive / n, "not read inside an archive: unpack it", "file") for n in others)
+    nested = [name for name in names if ARCHIVE_NAME.search(name.name)]
+    left_out.extend(
+        _left_out(archive / n, "an archive inside an archive: unpack the outer one", "file") for n in nested
+    )
     if not traces:
         seen = ", ".join(map(str, names[:5])) or "nothing"
         what = f"no trace in this archive (it holds {seen}{', …' if len(names) > 5 else ''})"
+        what += "; archives inside an archive are not read: unpack the outer one" if nested else ""
         if given:
             raise InputError(f"{archive}: {what}; give an archive of *.json or *.json.gz files")
         left_out.append(_left_out(archive, what, "archive"))
