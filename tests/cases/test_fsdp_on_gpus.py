@@ -13,8 +13,9 @@ import pytest
 from gpu import COMPUTE_STREAM, ERAS, GATHER_STREAM, REDUCE_STREAM, Rank
 
 import tracekit
+from tracekit.analyzers.advice import ADVICE
 from tracekit.analyzers.breakdown import breakdown
-from tracekit.analyzers.exposure import ADVICE, exposure, ideal
+from tracekit.analyzers.exposure import exposure, ideal
 from tracekit.analyzers.groups import concurrency
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew, stragglers
@@ -104,7 +105,7 @@ def test_a_late_rank_is_the_cause_of_the_waiting_and_only_for_that(tmp_path: Pat
         ("layers.0", "late rank"): 25_000,
         ("layers.0", "first use"): 40_000,
         # The early part of the second gather still ran under the first layer's compute.
-        ("layers.1", "bandwidth"): 40_000,
+        ("layers.1", "link"): 40_000,
     }
     assert causes(run, 2) == {("layers.0", "first use"): 40_000, ("layers.1", "no prefetch"): 40_000}
     table = skew(run)
@@ -141,10 +142,10 @@ def test_the_last_reduction_has_nothing_left_to_hide_under(tmp_path: Path) -> No
     assert causes(run) == {("layers.0", "end of step"): 60_000}
 
 
-def test_what_outlasts_the_compute_beside_it_is_bandwidth(tmp_path: Path) -> None:
+def test_what_outlasts_the_compute_beside_it_is_the_link(tmp_path: Path) -> None:
     run = backward(tmp_path, reduce=150)
     # 200..350 outlasts the compute that ends at 300; of the second, 300..450, what comes after 350 is its own.
-    assert causes(run) == {("layers.1", "bandwidth"): 50_000, ("layers.0", "end of step"): 100_000}
+    assert causes(run) == {("layers.1", "link"): 50_000, ("layers.0", "end of step"): 100_000}
 
 
 def test_causes_add_up_to_the_exposed_time_and_every_cause_has_advice(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_queued_behind_another_on_its_stream(tmp_path: Path) -> None:
         rank.kernel("b", 240, 50, launched=100)
     run = opened(tmp_path, ranks)
     # 120..200 is alone from 150 on; 201..231 had waited for it since 72.
-    assert causes(run) == {(None, "bandwidth"): 50_000, (None, "serialised"): 30_000}
+    assert causes(run) == {(None, "link"): 50_000, (None, "serialised"): 30_000}
 
 
 def test_bound_and_breakdown(tmp_path: Path) -> None:

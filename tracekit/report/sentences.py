@@ -11,13 +11,13 @@ from tracekit.analyzers.ledger import MEASURED, UNEXPLAINED
 from tracekit.analyzers.memory import RESERVED, is_lower_bound
 from tracekit.analyzers.overlap import of_devices
 from tracekit.analyzers.volume import known_sum
-from tracekit.layer_names import ends, is_root
 from tracekit.plan import shares as named
 from tracekit.plan.schema import PADDING
 from tracekit.report.caveats import caveats
+from tracekit.report.exposed import exposed
 from tracekit.strategies import title
 from tracekit.text import plain
-from tracekit.units import counted, duration, share, size
+from tracekit.units import counted, share, size
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -63,7 +63,7 @@ def sentences(run: Run) -> list[str]:
         _volume(run),
         _backend(run),
         _coverage(run),
-        _exposed(run),
+        exposed(run),
         _memory(run),
         _overhead(run),
         *caveats(run),
@@ -188,30 +188,6 @@ def _coverage(run: Run) -> str | None:
     return f"Sizes are known for {known} of {total} collectives, so totals are lower bounds."
 
 
-def _exposed(run: Run) -> str | None:
-    """Exposed communication as a share of a step, and where most of it is."""
-    steps = of_complete_steps(run, run.table("breakdown"))
-    length, exposed = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
-    if not length or not exposed:
-        return None
-    mean = exposed / steps.height
-    told = f"Exposed communication took {duration(mean)} of a step of {duration(length / steps.height)}"
-    groups = (
-        of_complete_steps(run, run.table("overlap", by=("rank", "step", "kind", "layer", "phase")))
-        .drop_nulls("kind")
-        .group_by("kind", "layer", "phase")
-        .agg(pl.col("exposed_ns").sum())
-        # The rest only makes the order, and so the sentence, the same each time.
-        .sort("exposed_ns", "kind", "layer", "phase", descending=[True, False, False, False], nulls_last=True)
-    )
-    # What a step launched may run beyond its window, and then is no part of what the windows add up to.
-    if groups.is_empty() or _number(groups["exposed_ns"][0]) > exposed:
-        return f"{told} ({100 * exposed / length:.0f} %)."
-    kind, layer, phase, worst = groups.select("kind", "layer", "phase", "exposed_ns").row(0)
-    where = f"the largest part, {duration(_number(worst) / steps.height)}, is {_place(kind, layer, phase)}"
-    return f"{told} ({100 * exposed / length:.0f} %); {where}."
-
-
 def _memory(run: Run) -> str | None:
     """The highest point of the curve, what it was made of, and how it stands to the model states."""
     top = run.table("peak").filter(pl.col("category") != RESERVED)
@@ -246,16 +222,6 @@ def _subject(run: Run) -> str:
 
 def _number(value: Any) -> float:
     return float(value or 0)
-
-
-def _place(kind: str, layer: str | None, phase: str | None) -> str:
-    """A kind of collective with the layer and phase that are known of it."""
-    known = phase if phase in {"forward", "backward", "optimizer"} else None
-    kind = plain(kind)
-    if layer is None:
-        return f"{kind} in {known}" if known else f"{kind}, layer and phase unknown"
-    owner = " to ".join("the root unit" if is_root(name) else plain(name) for name in ends(layer))
-    return f"{kind} of {owner} in {known}" if known else f"{kind} of {owner}"
 
 
 def _words(category: str) -> str:

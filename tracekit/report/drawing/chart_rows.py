@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from tracekit.analyzers.advice import CAUSES
 from tracekit.analyzers.complete_steps import of_complete_steps
-from tracekit.analyzers.exposure import ADVICE
 from tracekit.layer_names import layer_label
 from tracekit.report.drawing import style, thinning
 from tracekit.report.drawing.thinning import mib, ms
@@ -115,7 +115,7 @@ def exposure_rows(run: Run) -> Drawn:
     """Exposed ms of the mean complete step of a rank, by cause and kind."""
     table = of_complete_steps(run, run.table("exposure"))
     steps = of_complete_steps(run, run.table("breakdown")).height
-    causes = list(ADVICE)
+    causes = list(CAUSES)
     rows = (
         table.with_columns(kind=pl.col("kind").fill_null("other"))
         .group_by("cause", "kind", "advice")
