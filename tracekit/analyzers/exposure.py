@@ -146,7 +146,9 @@ def _causes(run: Run) -> pl.DataFrame:
     ]
     columns = [column.name for column in EXPOSURE_BY.columns]
     if not parts:
-        return ran.with_columns(cause=pl.lit(None, pl.String), exposed_ns=pl.lit(0)).select(*columns, "exposed_ns")
+        return ran.with_columns(cause=pl.lit(None, pl.String), exposed_ns=pl.lit(0, pl.Int64)).select(
+            *columns, "exposed_ns"
+        )
     pieces = pl.concat(parts)
     waiting = pl.col("kind").replace_strict(_WAITS, default="late rank", return_dtype=pl.String).alias("cause")
     waited = pieces.with_columns(waiting, pl.col("waited_ns").alias("exposed_ns"))

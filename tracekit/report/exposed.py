@@ -32,8 +32,9 @@ _DOES = {
 _WAITING = ("late rank", "waits for its sender", "waits for its receiver")
 # A cause is named where it has most of the exposed time; a place where it has a part worth looking at.
 _MOST, _WORTH = 0.5, 0.1
-# Late ranks are named where so few of them make up nearly all of the waiting.
-_MOST_NAMED, _NEARLY_ALL = 3, 0.8
+# Late ranks are named where they are so few, and come last to collectives with so much of all waiting. A rank whose own
+# wait is so small a part of the longest came about last.
+_MOST_NAMED, _NEARLY_ALL, _ABOUT_LAST = 3, 0.8, 0.1
 
 
 def exposed(run: Run) -> str | None:
@@ -79,19 +80,19 @@ def _largest(table: pl.DataFrame, by: list[str]) -> tuple[tuple[Any, ...] | None
 
 
 def _late(run: Run) -> str:
-    """Whom the ranks wait for, by number where few ranks are waited for most of the time."""
-    waits = of_complete_steps(run, run.table("skew")).drop_nulls("last_rank")
-    by_rank = (
-        waits.group_by("last_rank").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last_rank", descending=[True, False])
-    )
-    total, ranks = _number(by_rank["wait_ns"].sum()), run.ranks["rank"].n_unique()
-    reached = by_rank.with_columns(pl.col("wait_ns").cum_sum().alias("until"))
-    enough = reached.filter(pl.col("until") - pl.col("wait_ns") < _NEARLY_ALL * total)["last_rank"].sort().to_list()
-    if not total or len(enough) > _MOST_NAMED or 2 * len(enough) > ranks:
+    """Whom the ranks wait for, by number where the same few come last to nearly all that is waited for."""
+    call = ["step", "kind", "group", "seq"]
+    waits = of_complete_steps(run, run.table("skew")).drop_nulls("wait_ns")
+    longest = pl.col("wait_ns").max().over(call)
+    last = waits.with_columns(longest.alias("longest")).filter(pl.col("wait_ns") <= _ABOUT_LAST * pl.col("longest"))
+    total = _number(waits.group_by(call).agg(pl.col("wait_ns").max())["wait_ns"].sum())
+    by_rank = last.group_by("rank").agg(pl.col("longest").sum())
+    late = by_rank.filter(pl.col("longest") >= _NEARLY_ALL * total)["rank"].sort().to_list()
+    if not total or not late or len(late) > _MOST_NAMED or 2 * len(late) > run.ranks["rank"].n_unique():
         return _DOES["late rank"]
-    if len(enough) == 1:
-        return f"waits for rank {enough[0]}, which comes later than the others"
-    return f"waits for ranks {', '.join(map(str, enough[:-1]))} and {enough[-1]}, which come later than the others"
+    if len(late) == 1:
+        return f"waits for rank {late[0]}, which comes later than the others"
+    return f"waits for ranks {', '.join(map(str, late[:-1]))} and {late[-1]}, which come later than the others"
 
 
 def place_text(kind: str, layer: str | None, phase: str | None) -> str:
