@@ -25,6 +25,8 @@ T = TypeVar("T")
 # Times 16 bytes, the most that a parameter takes, this still is a 64-bit number.
 _MOST_NUMEL = 10**17
 _MOST_RANKS = 2**20
+# Collectives of a step: files with more rows than this are not read in one piece anyway.
+_MOST_CALLS = 10**7
 Numel = Annotated[int, msgspec.Meta(ge=0, le=_MOST_NUMEL)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -168,6 +170,19 @@ class Manifest(msgspec.Struct, frozen=True):
     devices: list[str] = []
     step_times: StepTimes = StepTimes()
     ranks: list[RankInfo] = []
+
+    def __post_init__(self) -> None:
+        """Refuse counts that are possible one by one, but whose product no step of a trace could hold."""
+        calls = self.micro_batches * (len(self.parameters) + len(self.units) + 1)
+        if calls > _MOST_CALLS:
+            raise ValueError(
+                f"micro_batches {self.micro_batches:,} with {len(self.parameters):,} parameters in "
+                f"{len(self.units):,} units is {calls:,} collectives a step, and a trace holds no more than "
+                f"{_MOST_CALLS:,}"
+            )
+        elements = self.micro_batches * max(self.psi, sum(entry.numel for entry in self.parameters))
+        if elements > _MOST_NUMEL:
+            raise ValueError(f"micro_batches times parameters is {elements:,} elements a step, above {_MOST_NUMEL:,}")
 
 
 class _Options(msgspec.Struct, frozen=True):

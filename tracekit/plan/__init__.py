@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit.plan.micro_batches import planned_calls, repeated
 from tracekit.plan.planned_memory import MEMORY_SCHEMA, memory
 from tracekit.plan.schema import PLAN_SCHEMA, TERMS_SCHEMA, plan_frame
 from tracekit.plan.shares import terms_frame, totals
@@ -40,7 +41,7 @@ def plan(manifest: Manifest | None) -> pl.DataFrame:
     planner = planner_of(manifest)
     if manifest is None or planner is None:
         return plan_frame([])
-    return plan_frame(planner.collectives(manifest))
+    return repeated(*planned_calls(planner, manifest))
 
 
 def terms_by_place(manifest: Manifest | None) -> pl.DataFrame:
@@ -51,7 +52,8 @@ def terms_by_place(manifest: Manifest | None) -> pl.DataFrame:
     planner = planner_of(manifest)
     if manifest is None or planner is None:
         return terms_frame([], []).clear()
-    return terms_frame(planner.collectives(manifest), planner.absent(manifest))
+    calls, times = planned_calls(planner, manifest)
+    return terms_frame(calls, planner.absent(manifest), times)
 
 
 def terms(manifest: Manifest | None) -> pl.DataFrame:

@@ -52,24 +52,31 @@ def manifest(
     buffers: Sequence[Buffer] = (),
     grad_order: Sequence[str] | None = None,
 ) -> Manifest:
-    """The manifest that the recorder would have written of such a run, as far as a plan needs it."""
+    """The manifest that the recorder would have written of such a run, as far as a plan needs it.
+
+    Raises:
+        UsageError: the step has more collectives or elements than can be, as many micro-batches of many parameters.
+    """
     own = [parameter for parameter in parameters if parameter.tied_to is None]
     blocks = dict.fromkeys(parameter.layer for parameter in parameters if parameter.layer)
-    return Manifest(
-        format=1,
-        strategy=strategy,
-        world_size=math.prod(mesh.values()),
-        psi=sum(parameter.numel for parameter in own),
-        psi_train=sum(parameter.numel for parameter in own if parameter.requires_grad),
-        options=dict(options or {}),
-        mesh=[Axis(axis, size) for axis, size in mesh.items()] or [Axis(SHARD, 1)],
-        precision=precision or Precision(),
-        micro_batches=micro_batches,
-        parameters=list(parameters),
-        buffers=list(buffers),
-        units=list(units) if units is not None else [Unit(name, reshard) for name in (*blocks, "")],
-        grad_order=list(grad_order) if grad_order is not None else None,
-    )
+    try:
+        return Manifest(
+            format=1,
+            strategy=strategy,
+            world_size=math.prod(mesh.values()),
+            psi=sum(parameter.numel for parameter in own),
+            psi_train=sum(parameter.numel for parameter in own if parameter.requires_grad),
+            options=dict(options or {}),
+            mesh=[Axis(axis, size) for axis, size in mesh.items()] or [Axis(SHARD, 1)],
+            precision=precision or Precision(),
+            micro_batches=micro_batches,
+            parameters=list(parameters),
+            buffers=list(buffers),
+            units=list(units) if units is not None else [Unit(name, reshard) for name in (*blocks, "")],
+            grad_order=list(grad_order) if grad_order is not None else None,
+        )
+    except ValueError as error:
+        raise UsageError(f"There is no plan for that: {error}; ask for fewer micro-batches") from None
 
 
 def of_model(strategy: str, size: Size, *, mesh: Mapping[str, int], **more: Any) -> Manifest:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.collective_kinds import PASSES
+from tracekit.plan.micro_batches import MIDDLE
 from tracekit.plan.schema import PLACES, TERMS_SCHEMA, Term, item_size, payload_numel
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ SINGLE = "a single rank sends nothing"
 SINGLE_GATHER = "a single rank gathers nothing"
 
 
-def terms_frame(calls: Sequence[Call], absent: Iterable[Term]) -> pl.DataFrame:
+def terms_frame(calls: Sequence[Call], absent: Iterable[Term], times: int = 1) -> pl.DataFrame:
     """Terms by place with TERMS_SCHEMA: theory first, then what is left out, then what is added; no zeros.
 
     The theory is what the calls hold of it less what `absent` (negative terms) leaves out; it is the closed form where
-    the strategy accounts for every parameter.
+    the strategy accounts for every parameter. `times`: how often the middle micro-batch happens, see micro_batches.py.
     """
-    shares = [share for call in calls for share in _shares(call)]
+    shares = [share for call in calls for share in _repeated(call, times)]
     missing = list(absent)
     theory = [share for share in shares if share.term == THEORY]
     theory += [term._replace(term=THEORY, numel=-term.numel, payload_bytes=-term.payload_bytes) for term in missing]
@@ -68,6 +69,15 @@ def totals(terms: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     summed = terms.group_by("term", *by, maintain_order=True).agg(pl.col("numel", "payload_bytes").sum())
     kept = (pl.col("numel") != 0) | (pl.col("payload_bytes") != 0) | (pl.col("term") == THEORY)
     return summed.filter(kept).select("term", "numel", "payload_bytes", *by)
+
+
+def _repeated(call: Call, times: int) -> Iterator[Term]:
+    """Shares of a call in the whole step."""
+    if times == 1 or call.micro_batch != MIDDLE:
+        return _shares(call)
+    return (
+        share._replace(numel=share.numel * times, payload_bytes=share.payload_bytes * times) for share in _shares(call)
+    )
 
 
 def _shares(call: Call) -> Iterator[Term]:
