@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import io
+from functools import cache
+from pathlib import Path
 
 import polars as pl
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
+import tracekit
 from tracekit.export import terminal
+from tracekit.table_registry import TABLES
+
+
+@cache
+def sample_run():
+    return tracekit.open(Path(__file__).parents[2] / "traces" / "fsdp2")
 
 
 def shown(name, values, dtype=pl.Int64, units=None):
@@ -117,6 +127,50 @@ def test_columns_that_do_not_fit_a_terminal_are_named():
     assert max(len(line) for line in text.splitlines() if "│" in line) <= 40
     assert "6 more columns, wider than this terminal: column_3," in text.replace("\n", " ")
     assert "more columns" not in drawn(frame)
+
+
+OVERLAP = {
+    "rank": [0, 1],
+    "step": [3, 4],
+    "layer": ["layers.0.attn.wq", "layers.1.attn.wq"],
+    "kind": ["all_gather", "reduce_scatter"],
+    "num_collectives": [12_000, 13_000],
+    "comm_ns": [5_000_000, 6_000_000],
+    "overlapped_ns": [1_000_000, 2_000_000],
+    "exposed_ns": [4_000_000, 4_000_001],
+    "overlap_ratio": [0.2, 0.3],
+}
+
+
+@pytest.mark.parametrize(
+    ("width", "kept", "left"),
+    [
+        (40, ["exposed ms", "overlap %"], ["kind", "layer", "num_collectives", "comm ms", "overlapped ms"]),
+        (60, ["kind", "exposed ms", "overlap %"], ["layer", "num_collectives", "overlapped ms"]),
+        (80, ["kind", "exposed ms", "overlap %", "layer"], ["num_collectives", "comm ms", "overlapped ms"]),
+        (140, ["num_collectives", "layer", "comm ms", "overlapped ms", "exposed ms", "overlap %"], []),
+    ],
+)
+def test_a_narrow_terminal_keeps_what_a_table_answers(width, kept, left):
+    """Left-out columns are named as in the header."""
+    table, _, rest = drawn(pl.DataFrame(OVERLAP), width=width).partition("└")
+    header = [cell.strip() for cell in table.splitlines()[1].split("┃")[1:-1]]
+    assert [name for name in kept if name not in header] == []
+    assert [name for name in left if name in header] == []
+    named = rest.partition("terminal: ")[2].partition(" (--columns")[0].replace("\n", " ").split(", ")
+    assert [name for name in left if name not in named] == []
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("table", [table for table in TABLES if not table.name.startswith("hta")], ids=lambda t: t.name)
+def test_every_table_fits_and_names_what_it_leaves_out(table, width):
+    frame = table.make(sample_run()).head(4)
+    text = drawn(frame, width=width)
+    assert all(cell_len(line) <= width for line in text.splitlines() if "│" in line or "┃" in line)
+    shown, _ = terminal.split_constant(terminal.columns(frame), frame.height)
+    header, flat = next((line for line in text.splitlines() if "┃" in line), ""), " ".join(text.split())
+    missing = [column.header for column in shown if column.header not in header and column.header not in flat]
+    assert frame.is_empty() or len(missing) <= ("…" in header)
 
 
 def test_numbers_stand_right_and_words_left():

@@ -2,7 +2,7 @@
 
 Times are shown as milliseconds (or what fits), absolute times as offsets from the table's first, bytes as MiB (or what
 fits), multiples of Ψ as they are. Labels that are the same in every row are said once below the table, and columns
-that are unknown throughout or do not fit the terminal are named there.
+that are unknown throughout or do not fit the terminal are named there; those of the least worth leave first.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ _INSTANTS = ("start_ns", "end_ns", "ts_ns", "launched_ns", "issued_ns")
 _PLACES = {"rank", "step", "cycle", "first_step", "last_step", "index", "call", "pid", "tid", "seq", "address"}
 _LABELS = _PLACES | {"group_size", "num_ranks", "passes", "dp", "stage"}
 _MOST_DECIMALS = 3
+# Which columns a narrow terminal keeps, the first before the others: what a row is of, what it answers, what its rows
+# are told apart by. After these come other times, bytes and ratios, then other numbers, then words and places.
+_WORTH = (
+    {"rank", "step", "term", "edit", "file", "name", "what", "level", "component", "host", "lane"},
+    {"exposed_ns", "overlap_ratio", "dur_ns", "idle_ns", "wait_ns", "psi", "complete", "cause", "verdict"},
+    {"allocated_bytes", "bytes", "held_bytes", "difference", "hidden_by", "hidden_ns"},
+    {"kind"},
+    {"layer", "phase", "device", "stage", "micro_batch", "category"},
+    {"comm_ns", "overlapped_ns", "transfer_ns", "payload_bytes", "step_ns", "compute_ns"},
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ def _notes(constant: list[Column], hidden: list[Column]) -> list[str]:
     if hidden:
         notes.append(
             f"{len(hidden)} more columns, wider than this terminal: "
-            f"{', '.join(column.name for column in hidden)} (--columns picks)"
+            f"{', '.join(column.header for column in hidden)} (--columns picks)"
         )
     return notes
 
@@ -119,15 +129,30 @@ def split_constant(every: list[Column], height: int, keep: Sequence[str] = ()) -
 
 
 def _fit(shown: list[Column], width: int | None) -> tuple[list[Column], list[Column]]:
-    """The leading columns that fit into `width` cells, at least one, and the rest."""
+    """The columns most worth of those that fit into `width` cells, at least one, and the rest; both in table order."""
     if width is None:
         return shown, []
-    used = 1
-    for index, column in enumerate(shown):
-        used += column.width + 3
-        if used > width and index:
-            return shown[:index], shown[index:]
-    return shown, []
+    left, fitting = width - 1, set[int]()
+    for index in sorted(range(len(shown)), key=lambda index: (_worth(shown[index]), index)):
+        needed = shown[index].width + 3
+        if needed <= left or not fitting:
+            fitting.add(index)
+            left -= needed
+    return (
+        [column for index, column in enumerate(shown) if index in fitting],
+        [column for index, column in enumerate(shown) if index not in fitting],
+    )
+
+
+def _worth(column: Column) -> int:
+    """The order in which columns claim room, least first: what a row is, what it answers, then what leads there."""
+    name = column.name
+    for worth, names in enumerate(_WORTH):
+        if name in names:
+            return worth
+    if name in _INSTANTS or name in _PLACES or not column.numeric:
+        return len(_WORTH) + 2
+    return len(_WORTH) + (not name.endswith(("_ns", "_bytes", "_ratio")))
 
 
 def _instants(frame: pl.DataFrame) -> tuple[int, int]:
