@@ -40,6 +40,8 @@ def folder(tmp_path: Path) -> Path:
         ("run", "run/tracekit-patterns.toml"),
         ("run/rank0.json", "run/tracekit-patterns.toml"),
         ("link", "run/rank0.json"),
+        ("run/rank*", "run/rank0.json"),
+        ("ru[n]", "run/rank1.json.gz"),
     ],
 )
 def test_no_output_replaces_an_input(folder: Path, given: str, output: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +55,57 @@ def test_no_output_replaces_an_input(folder: Path, given: str, output: str, caps
         assert "is an input of this command" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in (folder / "run").iterdir()} == before
     assert (folder / "symbolic.json").is_symlink()
+
+
+PATTERN = '[[communication]]\nname = "^ring"\nkind = "all_reduce"\n'
+
+
+@pytest.mark.parametrize("how", ["option", "environment", "folder above", "report"])
+@pytest.mark.parametrize("output", ["mine.json", "link.json", "sub/../mine.json"])
+def test_no_output_replaces_the_file_of_patterns(
+    folder: Path, how: str, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Named as outputs are, since outputs of a report have names of their own.
+    name = {"folder above": "tracekit-patterns.toml", "report": "report.json"}.get(how, "mine.json")
+    patterns = folder / name
+    patterns.write_text(PATTERN)
+    (folder / "link.json").symlink_to(patterns)
+    (folder / "sub").mkdir()
+    written = {"mine.json": name, "sub/../mine.json": f"sub/../{name}"}.get(output, output)
+    command = ["show", "overlap", str(folder / "run"), "-f", "json", "-o", str(folder / written)]
+    if how == "option":
+        command += ["--patterns", str(patterns)]
+    elif how == "environment":
+        monkeypatch.setenv("TRACEKIT_PATTERNS", str(patterns))
+    elif how == "report":
+        command = ["report", str(folder / "run"), "-o", str(folder), "--patterns", str(patterns)]
+    assert cli.run([*command, "--no-cache", "--force"]) == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert patterns.read_text() == PATTERN
+
+
+@pytest.mark.parametrize(("option", "text"), [("--plan", '{"rows": []}'), ("--params", "")])
+def test_no_output_replaces_what_a_ledger_is_given(
+    folder: Path, option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = folder / "given.json"
+    given.write_text(text or (Path(__file__).parents[2] / "traces" / "ddp" / "manifest.json").read_text())
+    before = given.read_text()
+    command = ["ledger", str(folder / "run"), option, str(given), "--strategy", "ddp", "-o", str(given), "--force"]
+    assert cli.run([*command, "--no-cache"]) == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert given.read_text() == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank0.meta.json", "tracekit-patterns.toml"])
+def test_no_output_replaces_what_lies_above_a_cycles_folder(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "run" / "cycle1" / "rank0.json", COMMON)
+    (folder / "run" / name).write_text("" if name.endswith("toml") else "{}")
+    output = ["-f", "json", "-o", str(folder / "run" / name), "--force", "--no-cache"]
+    assert cli.run(["show", "overlap", str(folder / "run" / "cycle1"), *output]) == 2
+    assert "is an input of this command" in capsys.readouterr().err
 
 
 def test_an_output_of_before_is_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

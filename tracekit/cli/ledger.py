@@ -98,7 +98,15 @@ def command(
     frame = ledger(run, by=names(by), expected=expected, partial=partial, summed=summed)
     table = table_registry.find("ledger")
     out.write_table(
-        frame, table=table, run=run, asked=asked, chosen=form, output=output, force=force, safe_csv=safe_csv
+        frame,
+        table=table,
+        run=run,
+        asked=asked,
+        chosen=form,
+        output=output,
+        force=force,
+        safe_csv=safe_csv,
+        inputs=[*([planned] if planned else []), *([Path(params)] if params else [])],
     )
 
 

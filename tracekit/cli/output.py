@@ -35,8 +35,11 @@ def write_table(
     output: Path | None,
     force: bool,
     safe_csv: bool = False,
+    inputs: Sequence[Path] = (),
 ) -> None:
     """Writes the rows and columns of the run's table that are asked for; people get the first 100 unless they say.
+
+    `inputs` are files that the command read beside the run.
 
     Raises:
         UsageError: there are none of them, or as for :func:`write`.
@@ -58,7 +61,7 @@ def write_table(
         chosen=chosen,
         output=output,
         force=force,
-        runs=run.paths,
+        runs=[*run.paths, *inputs],
         keep=tuple(asked.columns),
         title=f"{table.name} of {plain_line(run.name)}: {table.answers}{cut}",
     )

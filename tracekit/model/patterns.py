@@ -44,14 +44,18 @@ def find_patterns(given: str | os.PathLike[str] | Sequence[Pattern] | None, fold
     Raises:
         UsageError: a file cannot be read, or a pattern is not one.
     """
+    if given is not None and not isinstance(given, str | os.PathLike):
+        return tuple(_checked("patterns=", pattern.name, pattern.kind) for pattern in given)
+    return tuple(pattern for file in pattern_files(given, folders) for pattern in _read(file))
+
+
+def pattern_files(given: str | os.PathLike[str] | Sequence[Pattern] | None, folders: Iterable[Path]) -> list[Path]:
+    """Return the files that :func:`find_patterns` reads."""
     if given is None:
         given = os.environ.get(_VARIABLE) or None
     if isinstance(given, str | os.PathLike):
-        return _read(Path(given))
-    if given is not None:
-        return tuple(_checked("patterns=", pattern.name, pattern.kind) for pattern in given)
-    files = (folder / FILE_NAME for folder in folders)
-    return tuple(pattern for file in files if file.is_file() for pattern in _read(file))
+        return [Path(given)]
+    return [] if given is not None else [file for folder in folders if (file := folder / FILE_NAME).is_file()]
 
 
 def kind_by_name(name: str, patterns: Patterns) -> str | None:

@@ -19,7 +19,7 @@ from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
 from tracekit.model.memory import ALLOCATIONS_SCHEMA
-from tracekit.model.patterns import Pattern, Patterns, find_patterns
+from tracekit.model.patterns import Pattern, Patterns, find_patterns, pattern_files
 from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.model.table_builder import Tables
 from tracekit.model.table_cache import CachedTables
@@ -55,6 +55,7 @@ class Run:
     ) -> None:
         """Hold what was read; :func:`open_run` is the way to get one."""
         self.name = name
+        # What it was opened from, its files of patterns included: no output may replace them.
         self.paths = paths
         self.manifest = manifest
         self._traces = traces
@@ -185,9 +186,10 @@ def open_run(
     given = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(p) for p in path]
     paths = expand(given)
     manifest = find_manifest(paths)
-    found = find_patterns(patterns, dict.fromkeys(folder for path in paths for folder in run_folders(path)))
+    folders = dict.fromkeys(folder for path in paths for folder in run_folders(path))
+    found, files = find_patterns(patterns, folders), pattern_files(patterns, folders)
     traces = read_traces(paths, manifest, cycle=cycle, cache=cache, executor=executor, progress=progress)
-    return Run(_name(paths), given, traces, manifest, found)
+    return Run(_name(paths), [*paths, *files], traces, manifest, found)
 
 
 def _elsewhere(place: str) -> Callable[..., Any]:

@@ -98,8 +98,10 @@ def input_files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
         folder = path if path.is_dir() else path.parent
         yield from _walk(folder, []) if path.is_dir() else ()
+        # Of a cycle's folder the manifest lies one above.
         for name in _BESIDE_TRACES:
             yield from folder.glob(name)
+            yield from folder.parent.glob(name)
 
 
 def in_order(source: Source) -> tuple[int, int, tuple[str | int, ...]]:
