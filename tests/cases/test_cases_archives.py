@@ -203,3 +203,20 @@ def test_an_archive_inside_an_archive_is_refused_by_name(tmp_path: Path, name: s
     assert run.repairs.select("file", "what").rows() == [
         (str(tmp_path / "run.zip" / name), "an archive inside an archive: unpack the outer one")
     ]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "stored.zip"])
+@pytest.mark.parametrize(("most", "reads"), [("600", False), ("100000000", True)])
+def test_the_bound_on_text_holds_for_archives_and_can_be_raised(
+    tmp_path: Path, name: str, most: str, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    one = {"rank0.json": RANKS["rank0_trace.json"]}
+    method = zipfile.ZIP_STORED if name.startswith("stored") else zipfile.ZIP_DEFLATED
+    path.write_bytes(tar_of(one, "w:gz") if name.endswith("gz") else zip_of(one, method))
+    monkeypatch.setenv(content.MOST_VARIABLE, most)
+    if reads or name == "stored.zip":
+        assert tracekit.open(path, cache=False).ranks.height == 1
+    else:
+        with pytest.raises(InputError, match=r"expand to more than 6\d\d.*set TRACEKIT_MAX_TEXT_BYTES to a larger"):
+            tracekit.open(path, cache=False)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from kineto import COMMON, memory, span, step, write
 
 import tracekit
+from tracekit.cli.console import expanding, reading
 from tracekit.errors import InputError, UsageError
 from tracekit.read.decode import decode
 from tracekit.read.decoding import content
@@ -185,3 +189,42 @@ def test_a_bound_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(content.MOST_VARIABLE, "much")
     with pytest.raises(UsageError, match="TRACEKIT_MAX_TEXT_BYTES=much is not a number of bytes"):
         tracekit.open(write(tmp_path / "rank0.json.gz", COMMON), cache=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_expanding_a_compressed_file_is_told_on_a_terminal(
+    tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "rank0.json.gz", [*COMMON, *(span(f"op {n}", n, 1) for n in range(9000))])
+    screen = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with reading(), closing(content.blocks(path, [])) as text:
+        sizes = [(len(block), content.EXPANDED[path]) for block in text]
+    assert [told for _, told in sizes] == [sum(size for size, _ in sizes[: n + 1]) for n in range(len(sizes))]
+    assert len(sizes) > 1
+    assert expanding() == ""
+    content.EXPANDED[tmp_path / "big.gz"] = 3 * 2**30
+    try:
+        with reading() as tell:
+            assert (tell is not None) == is_terminal
+    finally:
+        content.EXPANDED.clear()
+    assert ("big.gz: 3.00 GiB of text" in screen.getvalue()) == is_terminal
+
+
+def test_a_file_that_is_not_compressed_expands_to_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", COMMON)
+    with closing(content.blocks(path, [])) as text:
+        assert [path in content.EXPANDED for _ in text] == [False]
+
+
+def test_a_refused_file_is_not_expanding_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(content.MOST_VARIABLE, "500")
+    with pytest.raises(InputError):
+        tracekit.open(write(tmp_path / "rank0.json.gz", COMMON), cache=False)
+    assert content.EXPANDED == {}

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 
+from tracekit import units
 from tracekit.text import plain, plain_line
 
 if TYPE_CHECKING:
@@ -33,18 +34,36 @@ def say_now(line: str) -> None:
 
 @contextmanager
 def reading() -> Generator[Callable[[int, int, str], None] | None]:
-    """Progress for `tracekit.open`: on a terminal a bar that goes away in the end, otherwise nothing."""
+    """Progress for `tracekit.open`: on a terminal a bar that goes away in the end, otherwise nothing.
+
+    Beside the files read it tells what the largest one that is being expanded has come to.
+    """
     screen = console(sys.stderr)
     if not screen.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.text import Text
+
+    class Expanded(ProgressColumn):
+        def render(self, task: Task) -> Text:  # noqa: ARG002 - as rich calls it
+            return Text(expanding())
 
     # File names are data, not markup.
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), Expanded())
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task("reading", total=None)
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=f"read {plain(name)}")
+
+
+def expanding() -> str:
+    """How much text the largest file that is being expanded has come to; nothing where none is."""
+    from tracekit.read.decoding.content import EXPANDED
+
+    name, text = max(
+        ((path.name, size) for path, size in EXPANDED.copy().items()), key=lambda one: one[1], default=("", 0)
+    )
+    return f"{plain(name)}: {units.size(text)} of text" if text else ""
 
 
 @contextmanager

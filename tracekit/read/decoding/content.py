@@ -29,6 +29,8 @@ _EXPANSION_MATTERS_FROM = 256 * 2**20
 # Whatever the factor: a trace of this much text is beyond what a machine's memory holds as tables.
 MOST_VARIABLE = "TRACEKIT_MAX_TEXT_BYTES"
 _MOST_BYTES = 64 * 2**30
+# Bytes of text that the compressed files now being read have come to, by path: for whoever shows progress.
+EXPANDED: dict[Path, int] = {}
 
 
 def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
@@ -45,18 +47,18 @@ def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"{path}: cannot be read ({reason}); check the path and its permissions") from None
+    finally:
+        EXPANDED.pop(path, None)
 
 
 def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:
     magic = file.read(4)
     file.seek(0)
-    is_compressed = True
     if magic.startswith(GZIP_MAGIC):
         source = _gunzip(file, findings)
     elif magic == ZSTD_MAGIC or (magic[1:] == _ZSTD_SKIPPED and magic[0] >> 4 == 5):
         source = _unzstd(file, findings)
     else:
-        is_compressed = False
         source = iter(lambda: file.read(BLOCK_BYTES), b"")
     size, total = max(size_of(path), 1), 0
     most = _most_bytes()
@@ -67,7 +69,10 @@ def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterat
                 f"{path}: {size} bytes expand to more than {total}, over {MAX_EXPANSION}-fold; "
                 f"this is a decompression bomb, not a trace, and was not read"
             )
-        if is_compressed and total > most:
+        if total > size:
+            EXPANDED[path] = total
+        # A file that is not compressed never is more than itself; a member of a zip archive can be.
+        if total > max(size, most):
             raise InputError(
                 f"{path}: {size} bytes expand to more than {most:,}, the most that is read of a compressed file; "
                 f"set {MOST_VARIABLE} to a larger number of bytes if this is a trace"
