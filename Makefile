@@ -8,7 +8,7 @@ CHECKED := tracekit runners analysis tests setup.py
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast coverage lint types pytest fuzz bench-read bench-analyse bench-process browser \
+.PHONY: help setup demo test test-fast coverage lint types pytest fuzz bench-read bench-analyse bench-process bench-linear browser \
   docs-tables docs-strategies claims clean
 
 help: ## list the targets
@@ -48,6 +48,9 @@ bench-analyse: $(STAMP) ## time of analysing eight ranks, side by side with HTA
 
 bench-process: $(STAMP) ## time of whole commands, imports included, side by side with HTA
 	$(BIN)/python tests/bench/process.py
+
+bench-linear: $(STAMP) ## time and memory of all tables and the report against the number of events and of ranks
+	$(BIN)/python tests/bench/linear.py
 
 docs-tables: $(STAMP) ## write docs/tables.md, the reference of all tables, from the registry
 	$(BIN)/python -m tracekit.export.table_reference docs/tables.md

@@ -19,21 +19,22 @@ _COMM = (
 )
 
 
-def write(path: Path, num_events: int) -> int:
+def write(path: Path, num_events: int, rank: int = 0, world_size: int = 8) -> int:
     """Write a gzipped Kineto trace with so many events (rounded up to whole steps); return the bytes of its JSON."""
     size = 0
     with gzip.open(path, "wb", compresslevel=1) as file:
-        for text in texts(num_events):
+        for text in texts(num_events, rank, world_size):
             data = text.encode()
             size += len(data)
             file.write(data)
     return size
 
 
-def texts(num_events: int) -> Iterator[str]:
+def texts(num_events: int, rank: int = 0, world_size: int = 8) -> Iterator[str]:
     """Yield the JSON step by step."""
     yield '{\n  "schemaVersion": 1,\n  "baseTimeNanoseconds": 1790857026000000000,\n'
-    yield '  "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8},\n  "traceEvents": [\n'
+    yield f'  "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {world_size}}},\n'
+    yield '  "traceEvents": [\n'
     steps = -(-num_events // _STEP_EVENTS)
     for step in range(steps):
         yield ",\n".join(_step(step)) + (",\n" if step + 1 < steps else "\n")

@@ -46,7 +46,7 @@ class _Shares(NamedTuple):
 
 
 def breakdown(run: Run) -> pl.DataFrame:
-    """Length of each step on its device and the four parts that it divides into, in ns, a row for each rank and step.
+    """Length of each step on its device and the four parts that it divides into, in ns, a row for each device and step.
 
     Time during which any compute runs counts as compute (but for a crossing with communication of its own lane, which
     hides nothing), else as exposed communication where any runs, else as exposed copy, else as idle: the parts never
@@ -56,25 +56,18 @@ def breakdown(run: Run) -> pl.DataFrame:
     On a GPU the window of a step runs from the start of its first work to the start of the next step's first work, so
     that windows never overlap: work that outlasts it counts in the next step's. A step that no step follows at once
     (the last one, one before a pause of the recording) ends with its last work. On the CPU the step marks are the
-    windows. A rank that drives several GPUs gives the sum over them.
+    windows.
 
     Work that no step launched belongs to no row; :func:`outside_steps` gives its amount.
     """
     work = _on_device(run.work)
     shares = _shares(work, run.compute_cover)
-    columns = [[], [], [], [], []]  # window, compute, exposed comm, exposed copy, idle
-    windows = _windows(run, work)
-    for rank, device, start, end in windows.select(*DEVICE_KEY, "start_ns", "end_ns").iter_rows():
-        window = intervals.union([start], [end])
-        length = intervals.length(window)
-        share = shares.get((rank, device))
-        parts = [_inside(part, window) for part in share] if share else [0, 0, 0, 0]
-        for column, value in zip(columns, [length, *parts[:3], length - parts[3]], strict=True):
-            column.append(value)
-    names = [name for name in BREAKDOWN_SCHEMA if name.endswith("_ns")][:5]
-    rows = windows.with_columns(
-        pl.Series(name, values, dtype=pl.Int64) for name, values in zip(names, columns, strict=True)
-    )
+    windows = _windows(run, work).with_columns((pl.col("end_ns") - pl.col("start_ns")).clip(0).alias("step_ns"))
+    measured = [
+        _measured(group, shares.get(device))
+        for device, group in windows.partition_by(DEVICE_KEY, as_dict=True, maintain_order=True).items()
+    ]
+    rows = pl.concat(measured) if measured else _measured(windows, None)
     parts = pl.col("compute_ns") + pl.col("exposed_comm_ns") + pl.col("exposed_copy_ns") + pl.col("idle_ns")
     return (
         rows.with_columns((pl.col("step_ns") - parts).alias("residual_ns"))
@@ -95,8 +88,17 @@ def outside_steps(run: Run) -> tuple[int, int]:
     return some, all_of_it
 
 
-def _inside(part: intervals.Intervals, window: intervals.Intervals) -> int:
-    return int(intervals.covered(window.starts, window.ends, part).sum())
+def _measured(windows: pl.DataFrame, share: _Shares | None) -> pl.DataFrame:
+    """The windows of one device with the four parts of each, in ns."""
+    starts, ends = windows["start_ns"], windows["end_ns"]
+    sets = share or _Shares(*[intervals.EMPTY] * 4)
+    compute, comm, copy, busy = (pl.Series(intervals.covered(starts, ends, part), dtype=pl.Int64) for part in sets)
+    return windows.with_columns(
+        compute.alias("compute_ns"),
+        comm.alias("exposed_comm_ns"),
+        copy.alias("exposed_copy_ns"),
+        (windows["step_ns"] - busy).alias("idle_ns"),
+    )
 
 
 def _on_device(work: pl.DataFrame) -> pl.DataFrame:
