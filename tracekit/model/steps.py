@@ -10,6 +10,7 @@ from tracekit.model import step_marks as marks
 from tracekit.model.as_of import around
 from tracekit.model.event_kinds import Kinds
 from tracekit.model.recordings import RUN, without
+from tracekit.model.step_clock import mark_jumps
 from tracekit.read.findings import CORRUPT, ENDS_EARLY
 from tracekit.table_schema import Column, Schema
 
@@ -49,7 +50,8 @@ def steps(kinds: Kinds, manifest: Manifest | None = None, repairs: pl.DataFrame 
     columns = list(STEPS_SCHEMA)
     table = pl.concat([marked.select(columns), whole.select(columns)]).cast(STEPS_SCHEMA)  # type: ignore[arg-type]
     cuts = _cuts(manifest, repairs)
-    return (table if cuts.is_empty() else _mark_cut(table, cuts)).sort("rank", "cycle", "start_ns")
+    table = mark_jumps(table if cuts.is_empty() else _mark_cut(table, cuts), manifest)
+    return table.sort("rank", "cycle", "start_ns")
 
 
 def _cuts(manifest: Manifest | None, repairs: pl.DataFrame | None) -> pl.DataFrame:
