@@ -19,7 +19,7 @@ def recorded(tmp_path_factory):
     A strategy as it is starts under torchrun, as a user's would; with options its ranks are forked, which is as real
     and several seconds quicker.
     """
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed: it runs torch's own code")
     from tracekit import training as launch
 
     known: dict[tuple[object, ...], Recorded] = {}

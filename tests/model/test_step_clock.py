@@ -54,7 +54,7 @@ def test_only_what_is_beyond_doubt_is_told(
 def test_the_reason_has_both_durations() -> None:
     table = mark_jumps(windows((0, 4, 1955 * S), (0, 5, 18 * MS)), recorded([18 * MS, 18 * MS], [(0, 4, 5)]))
     assert table["reason"][0] == (
-        "it lasts 1,955.0 s by the clock of the trace, but 18.0 ms by the recorder's own, as where the wall clock jumped"
+        "it lasts 1,955.0 s by the clock of the trace, but 18.0 ms by the recorder's own: the clocks disagree"
     )
 
 

@@ -61,7 +61,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def prover():
     """A function that takes the place of `training.started`: the dry run in a fork of one process."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed: it runs torch's own code")
     root = str(training.RUNNERS.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": training.environment() | {"PYTHONPATH": path}}
@@ -101,7 +101,7 @@ def test_a_large_model_agrees_too(prover, monkeypatch, capfd):
 
 @pytest.mark.integration
 def test_the_dry_run_is_a_process_of_its_own_and_refuses_in_a_sentence(capfd):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed: it runs torch's own code")
     mesh = ("--model", "nano", "--mesh", "dp_shard=2")
     assert prove("--strategy", "fsdp2", *mesh) == 0
     assert "the same 8 collectives" in capfd.readouterr().err
@@ -110,7 +110,7 @@ def test_the_dry_run_is_a_process_of_its_own_and_refuses_in_a_sentence(capfd):
 
 
 def test_a_plan_that_torch_does_not_share_is_told_call_by_call(monkeypatch, capfd):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed: it runs torch's own code")
     calls = [["", "forward", 0, "all_gather", "dp_shard", 2, "bfloat16", 1032, 2064]]
     monkeypatch.setattr(training, "started", lambda program, args: json.dumps({"calls": calls}))
     assert prove("--strategy", "fsdp2", "--model", "nano", "--mesh", "dp_shard=2") == 1

@@ -96,7 +96,7 @@ def test_one_more_is_named_by_its_title(gossip):
 
 
 def test_a_strategy_without_training_program_is_planned_and_not_recorded(gossip, capfd):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed: it runs torch's own code")
     assert cli.run(["record", "--strategy", "gossip"]) == 2
     assert "--strategy gossip can be planned, but not recorded: there are ddp, zero1" in capfd.readouterr().err
 

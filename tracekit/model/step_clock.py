@@ -59,8 +59,8 @@ def measured(manifest: Manifest | None) -> dict[int, int]:
 
 def _sentence(window_ns: int, timed_ns: int) -> str:
     return (
-        f"it lasts {_time(window_ns)} by the clock of the trace, but {_time(timed_ns)} by the recorder's own, as where "
-        "the wall clock jumped"
+        f"it lasts {_time(window_ns)} by the clock of the trace, but {_time(timed_ns)} by the recorder's own: "
+        "the clocks disagree"
     )
 
 
