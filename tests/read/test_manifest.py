@@ -133,3 +133,33 @@ def test_depth_without_end_is_one_sentence(tmp_path: Path) -> None:
     nested = b'{"format": 1, "strategy": "x", "options": {"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}}"
     with pytest.raises(InputError, match="not a manifest"):
         read_manifest(put(tmp_path, nested))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        (
+            [{"rank": r, "traces": [{"cycle": 0, "reason": "the loop ended after step 2"}]} for r in (0, 1)],
+            "its manifest says: the loop ended after step 2 (rank 0, 1)",
+        ),
+        (
+            [{"rank": 0, "traces": [{"cycle": 0, "reason": "killed"}, {"cycle": 1, "reason": "killed"}]}],
+            "its manifest says: killed (rank 0)",
+        ),
+        ([{"rank": 3, "traces": [{"cycle": 0}]}], "its manifest says: not written (rank 3)"),
+        (
+            [{"rank": 0, "traces": [{"cycle": 0, "file": "rank0.json.gz", "complete": True}]}],
+            "its manifest names files that are not there (rank 0)",
+        ),
+        ([], "its manifest has no word on any trace"),
+        ([{"rank": 0, "traces": [{"cycle": 0, "reason": "\x1b[31m"}]}], "says: \\x1b[31m (rank 0)"),
+    ],
+)
+def test_a_run_that_recorded_nothing_says_why(
+    ranks: list[dict[str, Any]], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, OURS | {"ranks": ranks})
+    assert cli.run(["show", "steps", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracekit.errors import InputError
-from tracekit.manifest import MANIFEST_NAME, RANK_ENTRIES
+from tracekit.manifest import MANIFEST_NAME, RANK_ENTRIES, read_manifest
 from tracekit.read.decoding.archives import ARCHIVE_NAME, archive_of, is_archive, members
 from tracekit.read.decoding.formats import by_name
 from tracekit.read.discovery.file_names import by_number, rank_in
 from tracekit.read.findings import Finding
+from tracekit.text import plain_line
 
 _TRACE_NAME = re.compile(r"\.(json|gz|gzip|zst|zstd)$", re.IGNORECASE)
 _NOT_TRACES = re.compile(r"^(manifest|report)\.json$|\.meta\.json$", re.IGNORECASE)
@@ -139,8 +140,27 @@ def _no_trace(folder: Path, unread: list[LeftOut]) -> InputError:
     other = "".join(f"; {name} is {what}" for what, name in sorted(seen.items(), key=lambda one: one[1])[:5])
     return InputError(
         f"{folder}: no trace in this folder (looked for *.json, *.json.gz and archives of them{but}{other}); "
-        f"give a run folder"
+        f"{_why_unrecorded(folder) or 'give a run folder'}"
     )
+
+
+def _why_unrecorded(folder: Path) -> str:
+    """Return what the manifest says of a run that left no trace, and what to do; nothing without a manifest."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return ""
+    ranks: dict[str, list[int]] = {}
+    for rank in manifest.ranks:
+        for trace in rank.traces:
+            why = "names files that are not there" if trace.file else f"says: {trace.reason or 'not written'}"
+            ranks.setdefault(why, []).append(rank.rank)
+    if not ranks:
+        return "its manifest has no word on any trace: the run was killed or is going on; record it again"
+    said = "; ".join(
+        f"{why} (rank {', '.join(map(str, sorted(set(of))[:8]))}{', …' * (len(set(of)) > 8)})"
+        for why, of in ranks.items()
+    )
+    return f"its manifest {plain_line(said)}; bring the files, or record the run again"
 
 
 def _inside(archive: Path, folders: list[str], left_out: list[LeftOut], *, given: bool) -> Iterator[Source]:
