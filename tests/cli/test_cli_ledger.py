@@ -79,3 +79,17 @@ def test_show_has_the_table_without_these_options(capsys):
 def test_wrong_options_are_one_sentence_and_exit_2(args, sentence, capsys):
     assert cli.run(["ledger", "x", *args]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        (["--sum"], "tracekit ledger --help"),
+        (["--partial"], "tracekit ledger --help"),
+        (["--params", "7e9"], "tracekit ledger --help"),
+        (["--nonsense"], "tracekit --help"),
+    ],
+)
+def test_options_that_only_the_ledger_has_name_their_command(options, place, capsys):
+    assert cli.run(["show", "ledger", "nowhere", *options]) == 2
+    assert f"(see {place})" in capsys.readouterr().err

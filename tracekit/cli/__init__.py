@@ -139,7 +139,7 @@ def _sentence_of(error: BaseException) -> str:
         case typer.TyperException():
             # Called with nothing, Typer has printed the help and has nothing to add.
             message = _one_line(error.format_message())
-            return message and f"{message} (see tracekit --help)"
+            return message and f"{message} (see {_place_of(error)})"
         case _Ended():
             return f"ended by {signal.Signals(error.number).name}"
         case KeyboardInterrupt() | BrokenPipeError():
@@ -151,6 +151,13 @@ def _sentence_of(error: BaseException) -> str:
                 f"this is a fault of tracekit's own ({type(error).__name__}: {_one_line(str(error))}); "
                 "run again with TRACEKIT_DEBUG=1 for the traceback"
             )
+
+
+def _place_of(error: typer.TyperException) -> str:
+    """Where what was asked for is to be found: some options of the ledger are not those of `show`."""
+    of_ledger = {"--sum", "--strategy", "--params", "--plan", "--partial"}
+    inside = getattr(getattr(error, "ctx", None), "info_name", None) == "show"
+    return "tracekit ledger --help" if inside and getattr(error, "option_name", "") in of_ledger else "tracekit --help"
 
 
 def _invoke(args: Sequence[str]) -> int:
