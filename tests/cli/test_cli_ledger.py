@@ -93,3 +93,19 @@ def test_wrong_options_are_one_sentence_and_exit_2(args, sentence, capsys):
 def test_options_that_only_the_ledger_has_name_their_command(options, place, capsys):
     assert cli.run(["show", "ledger", "nowhere", *options]) == 2
     assert f"(see {place})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("file", "said"), [(True, True), (False, False)])
+def test_what_is_not_taken_of_a_file_of_parameters_is_said(file, said, tmp_path, capsys):
+    write_run = {"format": 1, "strategy": "ddp", "world_size": 2, "psi": 10, "psi_train": 10}
+    weight = {"name": "w", "shape": [10], "dtype": "float32", "numel": 10}
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(write_run | {"parameters": [weight]}))
+    trace = tmp_path / "rank0.json"
+    trace.write_text(
+        json.dumps(
+            {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]}
+        )
+    )
+    assert cli.run(["ledger", str(trace), "--strategy", "ddp", "--params", str(path) if file else "10"]) == 0
+    assert ("only the parameters' shapes are taken" in capsys.readouterr().err) is said

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from tracekit.model.run import Run
 
 
+_OF_SHAPES = (
+    "of --params FILE only the parameters' shapes are taken: buffers, options, units and micro-batches of the file "
+    "are not; give --plan with what tracekit plan --format json wrote to have them"
+)
+
+
 def add_to(app: typer.Typer) -> None:
     """Adds the command to the app."""
     app.command(
@@ -93,7 +99,8 @@ def command(
         run = tracekit.open(runs, cache=not no_cache, cycle=cycle, progress=tell)
     shapes = _parameters(run, strategy, params) if params else None
     expected = expectation(run, strategy=strategy or None, params=shapes, planned=planned)
-    for sentence in _unknown(run, expected, partial=partial):
+    of_shapes = [] if shapes is None or isinstance(shapes, int) else [_OF_SHAPES]
+    for sentence in (*of_shapes, *_unknown(run, expected, partial=partial)):
         print(f"ledger: {plain_line(sentence)}", file=sys.stderr)
     frame = ledger(run, by=names(by), expected=expected, partial=partial, summed=summed)
     table = table_registry.find("ledger")
