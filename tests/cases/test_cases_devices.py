@@ -324,3 +324,81 @@ def test_begins_and_ends_are_complete_rows(tmp_path: Path, events: list[Any], al
     assert run.repairs.select("what", "count").rows() == (
         [("begins without an end, or ends without a begin", alone)] if alone else []
     )
+
+
+# -- rows without a category in a process that is labelled as a device -------------------------------------------------
+
+
+def labelled(pid: int, name: str, label: str) -> list[dict[str, Any]]:
+    """The metadata rows of a process, as Ascend's profiler and Kineto write them."""
+    about = [("process_name", {"name": name}), ("process_labels", {"labels": label}), ("process_sort_index", {})]
+    return [{"ph": "M", "name": what, "pid": pid, "tid": 0, "args": args} for what, args in about]
+
+
+def bare(name: str, ts: float, dur: float, *, pid: int = 77, stream: int | None = 3, **args: Any) -> dict[str, Any]:
+    """A row without category; Ascend's have their stream under a name of its own."""
+    own = {} if stream is None else {"Stream Id": stream, "Task Type": "AI_CORE"}
+    return {"ph": "X", "name": name, "pid": pid, "tid": stream or 0, "ts": ts, "dur": dur, "args": own | args}
+
+
+NPU = labelled(77, "Ascend Hardware", "NPU")
+ON_CPU = [step(5, 1000, 200), span("aten::mm", 1000, 10), span("aten::add", 1020, 10)]
+MATMUL, REDUCE = bare("MatMulV2", 1010, 100), bare("hcom_allReduce__1_0_1", 1060, 100, stream=4)
+OVERLAP = [
+    *labelled(78, "Overlap Analysis", "NPU"),
+    bare("Computing", 1010, 100, pid=78, stream=None),
+    bare("Free", 1110, 50, pid=78, stream=None),
+]
+ASCEND: list[tuple[Any, ...]] = [
+    ("a kernel and a collective", [*NPU, MATMUL, REDUCE], [("npu:0", 150, 100, 50, 0, 0)], 0),
+    ("copies by their name", [*NPU, MATMUL, bare("MEMCPY_ASYNC", 1110, 30)], [("npu:0", 130, 100, 0, 30, 0)], 0),
+    ("waits occupy nothing", [*NPU, MATMUL, bare("EVENT_WAIT", 1110, 30), bare("Cast", 1140, 10)],
+     [("npu:0", 140, 110, 0, 0, 30)], 0),
+    ("a number in the label", [*labelled(77, "Ascend Hardware", "NPU 5"), MATMUL], [("npu:5", 100, 100, 0, 0, 0)], 0),
+    ("two devices", [*NPU, *labelled(90, "Ascend Hardware", "NPU"), MATMUL, bare("Add", 1010, 40, pid=90)],
+     [("npu:0", 100, 100, 0, 0, 0), ("npu:1", 40, 40, 0, 0, 0)], 0),
+    ("labels after the rows", [MATMUL, REDUCE, *NPU], [("npu:0", 150, 100, 50, 0, 0)], 0),
+    ("rows drawn from others", [*NPU, MATMUL, REDUCE, *OVERLAP], [("npu:0", 150, 100, 50, 0, 0)], 2),
+    ("a GPU by its label", [*labelled(77, "python", "GPU 1"), MATMUL], [("cuda:1", 100, 100, 0, 0, 0)], 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("events", "expected", "unknown"), rows(ASCEND))
+def test_rows_without_category_of_a_labelled_process_are_its_devices(
+    tmp_path: Path, events: list[Any], expected: list[Any], unknown: int
+) -> None:
+    run = opened(tmp_path, [*labelled(1, "python", "CPU"), *ON_CPU, *events])
+    assert parts(run) == expected
+    assert run.steps["complete"].to_list() == [True]
+    told = run.repairs.filter(pl.col("what").str.contains("without category and stream"))
+    assert told["count"].sum() == unknown
+
+
+NO_RUN: list[tuple[Any, ...]] = [
+    ("only rows that are not understood", OVERLAP, "2 rows of a labelled device that are not understood"),
+    ("calls of xccl", [mark("xccl:all_reduce", 1030, 50)], "1 calls of XCCL"),
+    ("calls of hccl as operators", [span("hccl:allReduce", 1030, 50)] * 2, "2 calls of HCCL"),
+    ("calls of nccl", [mark("nccl:all_reduce", 1030, 50)], "1 calls of NCCL"),
+]
+
+
+@pytest.mark.parametrize(("events", "why"), rows(NO_RUN))
+def test_a_rank_with_a_device_that_was_not_recorded_is_no_cpu_run(tmp_path: Path, events: list[Any], why: str) -> None:
+    run = opened(tmp_path, [*ON_CPU, *events])
+    assert run.work.is_empty()
+    assert run.steps["complete"].to_list() == [False]
+    assert run.steps["reason"].to_list() == [f"no activity of the device was recorded for {why}"]
+
+
+STILL_CPU: list[tuple[Any, ...]] = [
+    ("a process labelled CPU", [*labelled(1, "python", "CPU"), span("aten::mm", 1050, 10)]),
+    ("rows of the CPU without category", [*labelled(1, "python", "CPU"), bare("x", 1050, 10, pid=1, stream=None)]),
+    ("gloo", [mark("gloo:all_reduce", 1030, 50, tid=GLOO)]),
+]
+
+
+@pytest.mark.parametrize("events", [case[1] for case in STILL_CPU], ids=[case[0] for case in STILL_CPU])
+def test_a_cpu_run_stays_one(tmp_path: Path, events: list[Any]) -> None:
+    run = opened(tmp_path, [*ON_CPU, *events])
+    assert run.table("breakdown")["device"].to_list() == ["cpu"]
+    assert run.steps["complete"].to_list() == [True]

@@ -49,7 +49,19 @@ def timed(events: pl.DataFrame) -> pl.DataFrame:
     return events.filter(pl.col("ph") == "X", pl.col("dur_ns") >= 0, pl.col("ts_ns").is_not_null())
 
 
-def nccl_calls(kinds: Kinds) -> pl.DataFrame:
-    """Return the events that calls of NCCL leave in a trace, on the CPU or drawn around kernels."""
-    named = pl.col("name").str.starts_with(names.NCCL_ANNOTATION)
-    return pl.concat([part.filter(named) for part in (kinds.operators, kinds.annotations, kinds.drawn)])
+def device_calls(kinds: Kinds) -> pl.DataFrame:
+    """Return the events that only a rank with a device leaves, beside those of the device, with `what` they are.
+
+    Calls of a backend of devices (`nccl:`, `xccl:`, `hccl:`), on the CPU or drawn around kernels; rows of a process
+    that is labelled as a device and are not understood.
+    """
+    named = pl.col("name").str.contains(names.OF_DEVICES)
+    backend = pl.col("name").str.extract(names.OF_DEVICES, 1).str.to_uppercase()
+    calls = pl.concat([part.filter(named) for part in (kinds.operators, kinds.annotations, kinds.drawn)])
+    drawn = kinds.drawn.filter(pl.col("cat").str.ends_with(names.LABELLED_DRAWN[1]))
+    return pl.concat(
+        [
+            calls.with_columns(pl.format("calls of {}", backend).alias("what")),
+            drawn.with_columns(pl.lit("rows of a labelled device that are not understood").alias("what")),
+        ]
+    )

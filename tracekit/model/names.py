@@ -11,6 +11,8 @@ from tracekit.read.decoding.spellings import LAUNCH, LINK, PYTHON_FRAME, STEP_MA
 KERNELS = ("kernel", "concurrent_kernel")
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 OTHER_DEVICES = "_ccp_events"
+# Rows without a category in a process that is labelled as a device (read/decoding/labelled.py): "npu_kernel".
+LABELLED_KERNEL, LABELLED_COPY, LABELLED_DRAWN = "pu_kernel", "pu_copy", ("pu_wait", "pu_drawn")
 CPU_OPS = ("cpu_op", "operator")
 ANNOTATION = "user_annotation"
 # Rows that carry a stream or a device but are not work: waits, spans drawn around kernels, profiler overhead.
@@ -35,15 +37,15 @@ def family_of(category: str | None) -> str:
         return "links"
     if re.search(LAUNCH, lower):
         return "launches"
-    return "drawn" if lower in NEVER_WORK or re.search(SYNC, lower) else "others"
+    return "drawn" if lower in NEVER_WORK or re.search(SYNC, lower) or lower.endswith(LABELLED_DRAWN) else "others"
 
 
 def role_of(category: str | None) -> str | None:
     """Return the role of events of this category on a device: kernel, copy or other; None for other categories."""
     lower = (category or "").lower()
-    if lower in KERNELS:
+    if lower in KERNELS or lower.endswith(LABELLED_KERNEL):
         return "kernel"
-    if lower in COPIES:
+    if lower in COPIES or lower.endswith(LABELLED_COPY):
         return "copy"
     return "other" if lower.endswith(OTHER_DEVICES) else None
 
@@ -75,6 +77,8 @@ CALL_PREFIXES = ("c10d::", "nccl:", "record_param_comms")
 BACKEND_SPAN = r"^(gloo|mpi|ucc|xccl):"
 # Backends that may hand a collective to a device; their spans then are only its enqueueing.
 ENQUEUES = r"^(mpi|ucc|xccl):"
+# Backends of devices (nccl, rccl, xccl, hccl): a rank that calls one has a device, whether that was recorded or not.
+OF_DEVICES = r"^([a-z]*ccl):"
 
 # Device rows that are communication by name alone: the last resort, anchored where the name allows it.
 COMM_KERNEL = (

@@ -15,10 +15,19 @@ from tracekit.errors import InputError
 from tracekit.read import processes
 from tracekit.read.decoding import clock, formats
 from tracekit.read.decoding.batches import Batch, Batches, batches
-from tracekit.read.decoding.columns import BatchColumns, Columns, NarrowError, batch_columns, process_texts, stacked
+from tracekit.read.decoding.columns import (
+    BatchColumns,
+    Columns,
+    NarrowError,
+    batch_columns,
+    process_labels,
+    process_texts,
+    stacked,
+)
 from tracekit.read.decoding.content import blocks, empty_sentence
 from tracekit.read.decoding.documents import is_several
 from tracekit.read.decoding.events import WIDEST, Event, Shape
+from tracekit.read.decoding.labelled import with_categories
 from tracekit.read.decoding.metadata import Metadata, metadata_before, metadata_in, metadata_of
 from tracekit.read.findings import CORRUPT, Finding, merged
 from tracekit.read.recovery import recover
@@ -80,6 +89,8 @@ def decode(path: Path) -> Decoded:
         findings.append(Finding("baseTimeNanoseconds that no clock shows", None, 1, "times taken as they are"))
         base_ns = 0
     columns, names = stacked(parts, base_ns), process_texts(parts)
+    events, device, unknown = with_categories(columns.events, columns.device, process_labels(parts))
+    columns, findings = columns._replace(events=events, device=device), [*findings, *unknown]
     if names and len(processes.marked(columns, names)) < 2:
         columns, names = processes.plain(columns, names), {}
     return Decoded(columns, metadata, merged([*findings, *_unusable_times(columns)]), names)

@@ -49,7 +49,8 @@ def cpu_work(
 
 
 def _spans(kinds: Kinds) -> pl.DataFrame:
-    named = pl.col("name").str.contains(names.BACKEND_SPAN)
+    # Those of backends of devices (xccl) only enqueue; their device was recorded, or it was not.
+    named = pl.col("name").str.contains(names.BACKEND_SPAN) & ~pl.col("name").str.contains(names.OF_DEVICES)
     return timed(pl.concat([part.filter(named) for part in (kinds.annotations, kinds.operators)]))
 
 

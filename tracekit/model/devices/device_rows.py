@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.devices.device_names import device_kinds
-from tracekit.model.event_kinds import Kinds, by_value, nccl_calls, timed
+from tracekit.model.event_kinds import Kinds, by_value, device_calls, timed
 from tracekit.model.recordings import RUN, joined, with_first, without
 from tracekit.model.steps import step_at
 from tracekit.read.decoding.columns import Columns
@@ -106,8 +106,8 @@ def _linked(rows: pl.DataFrame, launches: pl.DataFrame, key: str, source: str) -
 def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
     """Return the steps, incomplete where the activity of the device was lost.
 
-    On a rank with kernels or copies, that is a step that launched none. On a rank that launched some, or called NCCL,
-    but recorded nothing on any device, it is every step. CPU runs have neither.
+    On a rank with kernels or copies, that is a step that launched none. On a rank that launched some, or called a
+    backend of devices, but recorded nothing on any device, it is every step. CPU runs have neither.
     """
     active = device.filter(pl.col("role").is_not_null())
     at = active.filter(pl.col("linked_by").ne_missing(BEFORE)).select(
@@ -133,9 +133,8 @@ def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kind
 def _unanswered(active: pl.DataFrame, kinds: Kinds) -> pl.DataFrame:
     """Return what ranks without device activity launched or called: rank, cycle, calls ("8 launches")."""
     launches = without(kinds.launches, active)
-    calls = {
-        "{} launches": launches.filter(pl.col("name").str.contains(names.STARTS_WORK), pl.col("correlation") > 0),
-        "{} calls of NCCL": without(nccl_calls(kinds), active),
-    }
-    counts = [part.group_by(RUN).agg(pl.format(what, pl.len()).alias("calls")) for what, part in calls.items()]
-    return pl.concat(counts).unique(RUN, keep="first", maintain_order=True)
+    started = launches.filter(pl.col("name").str.contains(names.STARTS_WORK), pl.col("correlation") > 0)
+    found = [started.with_columns(pl.lit("launches").alias("what")), without(device_calls(kinds), active)]
+    counts = [part.group_by(*RUN, "what", maintain_order=True).len() for part in found]
+    told = pl.concat(counts).unique(RUN, keep="first", maintain_order=True)
+    return told.select(*RUN, pl.format("{} {}", "len", "what").alias("calls"))

@@ -12,7 +12,7 @@ from tracekit.model.collectives.batches import with_batches
 from tracekit.model.devices.cpu_work import cpu_work
 from tracekit.model.devices.device_rows import BEFORE
 from tracekit.model.devices.serial_lanes import on_serial_lanes
-from tracekit.model.event_kinds import Kinds, nccl_calls
+from tracekit.model.event_kinds import Kinds, device_calls
 from tracekit.model.patterns import Patterns
 from tracekit.model.recordings import RUN, with_first, without
 from tracekit.model.steps import step_at
@@ -68,9 +68,9 @@ def work(
     `arguments` are those of rows that name a collective, as read; `repairs` are those of the files; `patterns` are the
     user's names of communication.
     """
-    # A trace without device rows is a CPU run, whose work are its operators; unless it calls NCCL: then its device was
-    # not recorded, and the time of its CPU operators measures nothing.
-    operators = without(kinds.operators, device, nccl_calls(kinds))
+    # A trace without device rows is a CPU run, whose work are its operators; unless it calls NCCL or another backend of
+    # devices: then its device was not recorded, and the time of its CPU operators measures nothing.
+    operators = without(kinds.operators, device, device_calls(kinds))
     on_device = _device_work(device, calls, patterns)
     on_cpu = cpu_work(kinds, operators, arguments, calls, on_device, steps, repairs)
     rows = pl.concat([on_device, on_cpu], how="diagonal_relaxed")

@@ -16,6 +16,7 @@ from tracekit import common_columns as c
 from tracekit.read.decoding import clock
 from tracekit.read.decoding.arguments import columns_of, integers, process_numbers, texts
 from tracekit.read.decoding.events import Args, CommArgs, Event, Shape
+from tracekit.read.decoding.labelled import Label, labels_of
 from tracekit.read.decoding.pairs import paired
 from tracekit.read.decoding.spellings import COMM_PREFIXES, LAUNCH_FLOWS, LINK, MEMORY, PYTHON_FRAME
 from tracekit.table_schema import Column, Schema
@@ -103,8 +104,8 @@ _ROWS = ("i", "B", "E")
 # Positions of events among the entries of their file.
 _Indices = npt.NDArray[np.int64]
 # Columns by table (a name of SCHEMAS), for one batch of events; a table without rows can be missing. PROCESSES is a
-# table of a batch alone: numbers that stand for the texts of processes.
-PROCESSES = "processes"
+# table of a batch alone: numbers that stand for the texts of processes; so is LABELS: what processes are labelled as.
+PROCESSES, LABELS = "processes", "labels"
 BatchColumns = dict[str, dict[str, pl.Series]]
 
 
@@ -155,7 +156,7 @@ def batch_columns(events: Sequence[Event], first_index: int, shape: Shape) -> Ba
     instants, instant_indices, rest, indices = _split(rest, indices, is_instant)
     is_row = [(ph := e.ph) == "X" or ph in _ROWS or (ph == "s" and e.cat == LINK) for e in rest]
     rows, row_indices, rest, indices = _split(rest, indices, is_row)
-    flows, flow_indices, _, _ = _split(rest, indices, [e.ph == "s" and e.cat in LAUNCH_FLOWS for e in rest])
+    flows, flow_indices, rest, _ = _split(rest, indices, [e.ph == "s" and e.cat in LAUNCH_FLOWS for e in rest])
     found: BatchColumns = {}
     names: dict[int, str] = {}
     if frames:
@@ -172,6 +173,9 @@ def batch_columns(events: Sequence[Event], first_index: int, shape: Shape) -> Ba
         found.update(_with_links(rows, row_indices, shape, names))
     if flows:
         found["flows"] = {**_starts(flows, flow_indices), "correlation": integers([e.id for e in flows])}
+    labels = labels_of(rest)
+    if labels:
+        found[LABELS] = {name: pl.Series([getattr(one, name) for one in labels]) for name in Label._fields}
     if names:
         found[PROCESSES] = {"number": pl.Series([*names]), "text": pl.Series([*names.values()])}
     return found
@@ -276,6 +280,12 @@ def process_texts(parts: Sequence[BatchColumns]) -> dict[int, str]:
     """Return the texts that numbers of processes stand for."""
     tables = [part[PROCESSES] for part in parts if PROCESSES in part]
     return {number: text for table in tables for number, text in zip(table["number"], table["text"], strict=True)}
+
+
+def process_labels(parts: Sequence[BatchColumns]) -> list[Label]:
+    """Return what is said about processes, in file order."""
+    tables = [pl.DataFrame(part[LABELS]) for part in parts if LABELS in part]
+    return [Label(*row) for table in tables for row in table.iter_rows()]
 
 
 def _stack(parts: Sequence[dict[str, pl.Series]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:

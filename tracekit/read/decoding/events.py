@@ -34,6 +34,9 @@ class Args(msgspec.Struct, gc=False):
     device_type: Any = msgspec.field(default=None, name="Device Type")
     device_id: Any = msgspec.field(default=None, name="Device Id")
     external_id_2021: Any = msgspec.field(default=None, name="external id")
+    # Of rows about processes.
+    called: Any = msgspec.field(default=None, name="name")
+    labels: Any = None
 
 
 class CommArgs(Args, gc=False):
