@@ -5,6 +5,7 @@ Categories are compared in lower case; each torch and each backend has its own s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -56,12 +57,16 @@ def device_calls(kinds: Kinds) -> pl.DataFrame:
     that is labelled as a device and are not understood.
     """
     named = pl.col("name").str.contains(names.OF_DEVICES)
-    backend = pl.col("name").str.extract(names.OF_DEVICES, 1).str.to_uppercase()
     calls = pl.concat([part.filter(named) for part in (kinds.operators, kinds.annotations, kinds.drawn)])
     drawn = kinds.drawn.filter(pl.col("cat").str.ends_with(names.LABELLED_DRAWN[1]))
     return pl.concat(
         [
-            calls.with_columns(pl.format("calls of {}", backend).alias("what")),
+            calls.with_columns(by_value(calls["name"], _backend).alias("what")),
             drawn.with_columns(pl.lit("rows of a labelled device that are not understood").alias("what")),
         ]
     )
+
+
+def _backend(name: str | None) -> str | None:
+    found = re.match(names.OF_DEVICES, name or "")
+    return f"calls of {found[1].upper()}" if found else None
