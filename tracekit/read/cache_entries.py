@@ -85,9 +85,16 @@ def _in_users_folder(folder: Path, name: str) -> Iterator[Path]:
 
 def entry_info(path: Path) -> EntryInfo | None:
     """Return the metadata of the entry at this path; None where this version of the code wrote none."""
-    with suppress(*_DAMAGE), zipfile.ZipFile(path) as entry:
+    with suppress(*_DAMAGE), _opened(path) as entry:
         return _info(entry)
     return None
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    # Opening a pipe would wait for whoever writes to it.
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return zipfile.ZipFile(path)
 
 
 def _info(entry: zipfile.ZipFile) -> EntryInfo | None:
@@ -106,7 +113,7 @@ def _stored(entry: zipfile.ZipFile, name: str) -> bytes:
 
 def load(path: Path, key: str, schemas: Schemas) -> dict[str, pl.DataFrame] | None:
     """Return the frames of the entry at this path; None where it is not the entry of this key."""
-    with suppress(*_DAMAGE), zipfile.ZipFile(path) as entry:
+    with suppress(*_DAMAGE), _opened(path) as entry:
         found = _info(entry)
         if found is not None and found.key == key:
             frames = _frames(entry, schemas, found.digests)

@@ -18,7 +18,7 @@ from isal import isal_zlib
 from tracekit.errors import InputError
 from tracekit.read import cache_entries as entries
 from tracekit.read.decode import decode
-from tracekit.read.decoding.archives import archive_of, open_file
+from tracekit.read.decoding.archives import DAMAGED, archive_of, open_file
 from tracekit.read.decoding.columns import SCHEMAS, Columns
 from tracekit.read.decoding.metadata import Metadata
 from tracekit.read.findings import CORRUPT, Finding
@@ -105,7 +105,7 @@ def read_file(path: Path, *, cache: bool = True) -> Opened:
         columns, info = _kineto(path)
         return Opened(path, info, None, columns)
     # A file that cannot be read is reported where it is decoded.
-    with suppress(OSError, msgspec.MsgspecError):
+    with suppress(OSError, msgspec.MsgspecError, *DAMAGED):
         if cached := _cached(path):
             return cached
     return _decode_and_store(path)
@@ -144,7 +144,7 @@ def _decode_and_store(path: Path) -> Opened:
     before = _state(path)
     columns, info = _kineto(path)
     digest: str | None = None
-    with suppress(OSError):
+    with suppress(OSError, *DAMAGED):
         digest = _digest(path)
     # File changed while reading: decoded data and digest may differ.
     if digest is None or _state(path) != before:

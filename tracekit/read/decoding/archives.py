@@ -34,7 +34,7 @@ _MOST_MEMBERS = 100_000
 _METHODS = {12: "bzip2", 14: "lzma", 93: "zstd", 9: "deflate64", 95: "xz"}
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, struct.error)
 # What reading a member of a damaged archive raises.
-UNREADABLE = (*_BROKEN, OSError, RuntimeError, zlib.error)
+DAMAGED = (zipfile.BadZipFile, EOFError, zlib.error)
 _lock = Lock()
 
 
@@ -50,6 +50,11 @@ class _State(NamedTuple):
     path: Path
     size: int
     mtime_ns: int
+
+
+class _Contents(NamedTuple):
+    members: dict[PurePosixPath, Member]
+    links: list[PurePosixPath]
 
 
 def is_archive(path: Path) -> bool:
@@ -82,12 +87,21 @@ def members(archive: Path) -> list[Member]:
     Raises:
         InputError: it cannot be read, is damaged or encrypted, holds too much, or packs by a method not read here.
     """
-    return sorted(_by_path(archive).values(), key=lambda member: member.path)
+    return sorted(_contents(archive).members.values(), key=lambda member: member.path)
 
 
-def _by_path(archive: Path) -> dict[PurePosixPath, Member]:
+def links(archive: Path) -> list[PurePosixPath]:
+    """Return what in an archive is neither a file nor a folder: links, devices, files with holes.
+
+    Raises:
+        InputError: as :func:`members`.
+    """
+    return _contents(archive).links
+
+
+def _contents(archive: Path) -> _Contents:
     with _lock:
-        return _members(_state(archive))
+        return _read_contents(_state(archive))
 
 
 def _state(archive: Path) -> _State:
@@ -123,23 +137,23 @@ def size_of(path: Path) -> int:
 
 
 def _member(archive: Path, name: PurePosixPath) -> Member:
-    if member := _by_path(archive).get(name):
+    if member := _contents(archive).members.get(name):
         return member
     raise FileNotFoundError(2, "no such member of the archive", str(archive / name))
 
 
 @lru_cache(maxsize=64)
-def _members(state: _State) -> dict[PurePosixPath, Member]:
+def _read_contents(state: _State) -> _Contents:
     try:
         with state.path.open("rb") as file:
             is_zip = file.read(4) in {ZIP_MAGIC, _ZIP_EMPTY}
-        found = _in_zip(state.path) if is_zip else _in_tar(state)
+        found, others = (_in_zip(state.path), []) if is_zip else _in_tar(state)
     except _BROKEN as error:
         raise InputError(
             f"{state.path}: the archive is damaged or of a kind that is not read ({error}); "
             f"unpack it and give the folder"
         ) from None
-    return {member.path: member for member in found}
+    return _Contents({member.path: member for member in found}, others)
 
 
 def _in_zip(path: Path) -> list[Member]:
@@ -158,15 +172,18 @@ def _in_zip(path: Path) -> list[Member]:
     return [Member(_clean(info.filename), info.compress_size, info) for info in infos]
 
 
-def _in_tar(state: _State) -> list[Member]:
+def _in_tar(state: _State) -> tuple[list[Member], list[PurePosixPath]]:
     found: list[Member] = []
+    others: list[PurePosixPath] = []
     with tarfile.open(fileobj=io.BufferedReader(_Slice(_plain_tar(state))), mode="r:") as archive:
         while (info := archive.next()) is not None:
             if info.isreg() and not info.issparse():
                 found.append(Member(_clean(info.name), info.size, info))
-            _refuse_many(state.path, len(found))
+            elif not info.isdir():
+                others.append(_clean(info.name))
+            _refuse_many(state.path, len(found) + len(others))
             archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - else it keeps all of them
-    return found
+    return found, others
 
 
 def _refuse_many(path: Path, count: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tracekit.errors import InputError, UsageError
-from tracekit.read.decoding.archives import open_file, size_of
+from tracekit.read.decoding.archives import DAMAGED, open_file, size_of
 from tracekit.read.findings import CORRUPT, ENDS_EARLY, READ_SO_FAR, Finding
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -47,6 +47,8 @@ def blocks(path: Path, findings: list[Finding]) -> Generator[bytes, None, None]:
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"{path}: cannot be read ({reason}); check the path and its permissions") from None
+    except DAMAGED as error:
+        raise InputError(f"{path}: cannot be read ({error}); copy the archive again") from None
     finally:
         EXPANDED.pop(path, None)
 
@@ -62,7 +64,7 @@ def _decompressed(path: Path, file: BinaryIO, findings: list[Finding]) -> Iterat
         source = iter(lambda: file.read(BLOCK_BYTES), b"")
     size, total = max(size_of(path), 1), 0
     most = _most_bytes()
-    for block in source:
+    for block in _up_to_damage_of_archive(source, findings):
         total += len(block)
         if total > _EXPANSION_MATTERS_FROM and total > MAX_EXPANSION * size:
             raise InputError(
@@ -96,6 +98,17 @@ def _most_bytes() -> int:
 def empty_sentence(path: Path) -> str:
     """Return the error text for an empty file."""
     return f"{path}: the file is empty; was the profiler stopped before it wrote the trace?"
+
+
+def _up_to_damage_of_archive(source: Iterator[bytes], findings: list[Finding]) -> Iterator[bytes]:
+    """Yield what a file holds, of an archive's member up to damage of the archive."""
+    produced = 0
+    try:
+        for block in source:
+            yield block
+            produced += len(block)
+    except DAMAGED as error:
+        findings.append(Finding(f"{CORRUPT}: data of the archive ({error})", produced, 1, READ_SO_FAR))
 
 
 def _gunzip(file: BinaryIO, findings: list[Finding]) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import msgspec
 
 from tracekit.errors import InputError
 from tracekit.manifest import MANIFEST_NAME, RANK_ENTRIES, Manifest, is_foreign, manifest_from, read_manifest
-from tracekit.read.decoding.archives import ARCHIVE_NAME, UNREADABLE, is_archive, members, open_file
+from tracekit.read.decoding.archives import ARCHIVE_NAME, DAMAGED, is_archive, members, open_file
 from tracekit.read.discovery.sources import LeftOut
 from tracekit.read.findings import Finding
 
@@ -95,7 +95,7 @@ def _member(path: Path) -> bytes:
     try:
         with open_file(path) as file:
             data = file.read(_MOST_BYTES + 1)
-    except UNREADABLE as error:
+    except (OSError, *DAMAGED) as error:
         raise InputError(f"{path}: cannot be read ({error}); unpack the archive and give the folder") from None
     if len(data) > _MOST_BYTES:
         raise InputError(f"{path}: expands to more than {_MOST_BYTES:,} bytes, which no manifest has; remove it")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tracekit.errors import InputError
 from tracekit.manifest import MANIFEST_NAME, RANK_ENTRIES, read_manifest
-from tracekit.read.decoding.archives import ARCHIVE_NAME, archive_of, is_archive, members
+from tracekit.read.decoding.archives import ARCHIVE_NAME, archive_of, is_archive, links, members
 from tracekit.read.decoding.formats import by_name
 from tracekit.read.discovery.file_names import by_number, rank_in
 from tracekit.read.findings import Finding
@@ -177,6 +177,9 @@ def _inside(archive: Path, folders: list[str], left_out: list[LeftOut], *, given
     stem = ARCHIVE_NAME.sub("", archive.name)
     for name in traces:
         yield _source(archive / name, [*folders, stem, *name.parts[:-1]], given=given)
+    left_out.extend(
+        _left_out(archive / n, "not a file but a link or a device", "it") for n in links(archive) if _is_trace(n.name)
+    )
     nested = [name for name in names if ARCHIVE_NAME.search(name.name)]
     left_out.extend(
         _left_out(archive / n, "an archive inside an archive: unpack the outer one", "file") for n in nested
