@@ -143,6 +143,25 @@ def test_kernels_that_cannot_be_told_apart_are_refused(
     ) in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("by", [0, 3, 10_000])
+@pytest.mark.parametrize("tid", [100, 200])
+@pytest.mark.parametrize("device", [0, 1])
+def test_ranks_of_one_process_id_are_refused(tmp_path: Path, by: float, tid: int, device: int) -> None:
+    other = [row if row["cat"] == "kernel" else row | {"tid": tid} for row in rank(1, device, gather=1150)]
+    path = write(tmp_path / "merged.json", [*rank(1, 0), *shifted(other, by)])
+    with pytest.raises(
+        InputError, match=r"holds 2 processes that each have ProfilerStep#5 and .* \(all have one process"
+    ):
+        tracekit.open(path, cache=False)
+
+
+def test_a_step_that_is_marked_twice_is_one_process(tmp_path: Path) -> None:
+    once, again = rank(1, 0), shifted(rank(1, 0, first=11), 3)
+    assert tracekit.open(write(tmp_path / "a.json", [*once, *again]), cache=False).ranks.height == 1
+    # Until torch 1.9 a step is an operator too.
+    assert exposed(tracekit.open(write(tmp_path / "b.json", [*once, once[0] | {"cat": "cpu_op"}]), cache=False)) == [50]
+
+
 @pytest.mark.parametrize(
     ("files", "right"),
     [

@@ -25,7 +25,7 @@ from tracekit.read.decoding.columns import (
     stacked,
 )
 from tracekit.read.decoding.content import blocks, empty_sentence
-from tracekit.read.decoding.documents import is_several
+from tracekit.read.decoding.documents import is_list_of_traces, is_several
 from tracekit.read.decoding.events import WIDEST, Event, Shape
 from tracekit.read.decoding.labelled import with_categories
 from tracekit.read.decoding.metadata import Metadata, metadata_before, metadata_in, metadata_of
@@ -101,10 +101,7 @@ def _batch_results(found: Batches, path: Path) -> Iterator[_BatchResult]:
     batch = next(found, None)
     while batch is not None:
         is_inside = False
-        if batch.kind in {"foreign", "head", "headless"} and formats.is_tar(bytes(batch.text[:512])):
-            raise _not_a_trace(bytes(batch.text), path)
-        if batch.kind == "foreign":
-            raise _not_a_trace(bytes(batch.text), path)
+        _refuse_other(batch, path, is_first=has_head and not seen and not in_object)
         if batch.kind == "head":
             head, has_head = bytes(batch.text), True
             in_object = head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
@@ -127,6 +124,15 @@ def _batch_results(found: Batches, path: Path) -> Iterator[_BatchResult]:
                 seen += result.num_events
                 yield result
         batch = _next_batch(found, is_inside=is_inside)
+
+
+def _refuse_other(batch: Batch, path: Path, *, is_first: bool) -> None:
+    """Refuse what is no trace; `is_first`: the batch holds the first entries of a list without anything around it."""
+    starts = batch.kind in {"head", "headless"}
+    if batch.kind == "foreign" or (starts and formats.is_tar(bytes(batch.text[:512]))):
+        raise _not_a_trace(bytes(batch.text), path)
+    if is_first and is_list_of_traces(bytes(batch.text[:4096])):
+        raise InputError(f"{path}: a list of whole traces, not of events; give one file a rank")
 
 
 def _next_batch(found: Batches, *, is_inside: bool) -> Batch | None:

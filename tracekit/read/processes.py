@@ -115,6 +115,31 @@ def processes_of(found: Apart, pids: list[int], names: dict[int, str]) -> list[P
     ]
 
 
+def refuse_same_number(columns: Columns, path: Path) -> None:
+    """Do nothing, unless the file holds several ranks whose processes have one number, as those of containers do.
+
+    Then steps are marked more than once, and launches have ids that other launches of the process have.
+
+    Raises:
+        InputError: it does.
+    """
+    events = columns.events
+    marks = events.filter(pl.col("name").str.starts_with(STEP_MARK_PREFIX), ph="X")
+    repeated = (
+        marks.filter(~_is_on_device(marks, columns.device)).group_by("pid", "name").len().filter(pl.col("len") > 1)
+    )
+    if repeated.is_empty():
+        return
+    calls = events.filter(pl.col("correlation") > 0, pl.col("cat").str.to_lowercase().str.contains(LAUNCH))
+    twice = calls.filter(pl.struct("pid", "correlation").is_duplicated()).height
+    if calls.height and 2 * twice >= calls.height:
+        name, number = repeated.sort("len", "name", descending=[True, False]).row(0)[1:]
+        raise InputError(
+            f"{path}: holds {number} processes that each have {name} and whose kernels cannot be told apart (all have "
+            f"one process id, and {twice:,} of {calls.height:,} launches the id of another); give one file a rank"
+        )
+
+
 def process_findings(found: Apart, count: int) -> list[Finding]:
     """Return findings on a file that holds several ranks."""
     findings = [Finding(f"{count} processes that mark steps in one file", None, 1, f"a rank each, {found.told_by}")]

@@ -23,7 +23,7 @@ from tracekit.read.decoding.columns import SCHEMAS, Columns
 from tracekit.read.decoding.metadata import Metadata
 from tracekit.read.findings import CORRUPT, Finding
 from tracekit.read.kineto import refuse_other
-from tracekit.read.processes import Process, apart, marked, process_findings, processes_of
+from tracekit.read.processes import Process, apart, marked, process_findings, processes_of, refuse_same_number
 
 # Fewer events are decoded in the time that reading an entry takes.
 MIN_EVENTS = 1000
@@ -128,6 +128,7 @@ def _kineto(path: Path) -> tuple[Columns, _FileInfo]:
     refuse_other(columns, path)
     pids = marked(columns, names)
     if len(pids) < 2:
+        refuse_same_number(columns, path)
         return columns, _FileInfo(decoded.metadata, decoded.findings, columns.num_events)
     if any(finding.what.startswith(CORRUPT) for finding in decoded.findings):
         raise InputError(

@@ -14,6 +14,11 @@ _END = re.compile(rb'\}\s*\](?:\s*,\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\d.]+|\{[^{}]*\}
 _EVENT = re.compile(rb'"ph"\s*:')
 
 
+def is_list_of_traces(text: bytes) -> bool:
+    """Return whether what stands where events belong, with or without their bracket, begins as a trace does."""
+    return _BEGINNING.match(text.lstrip(b"[ \t\r\n")) is not None
+
+
 def is_several(text: bytes, *, has_head: bool, in_object: bool) -> bool:
     """Return whether the text of events, which does not decode, goes on in another trace.
 
