@@ -132,7 +132,7 @@ def _refuse_other(batch: Batch, path: Path, *, is_first: bool) -> None:
     if batch.kind == "foreign" or (starts and formats.is_tar(bytes(batch.text[:512]))):
         raise _not_a_trace(bytes(batch.text), path)
     if is_first and is_list_of_traces(bytes(batch.text[:4096])):
-        raise InputError(f"{path}: a list of whole traces, not of events; give one file a rank")
+        raise InputError(f"{path}: not a Kineto trace but a list of whole ones; give one file a rank")
 
 
 def _next_batch(found: Batches, *, is_inside: bool) -> Batch | None:
