@@ -172,11 +172,14 @@ def comm_comp_overlap(run: Run) -> pl.DataFrame:
 def _feed(run: Run) -> _Fed | None:
     """An HTA trace of the run's work, an HTA rank for each rank, cycle and device; None without work.
 
+    A device of which all work is of unknown kind is left out: HTA would take it for busy, the breakdown does not.
+
     Raises:
         MissingExtraError: HTA is not installed.
     """
     require("hta", "showing HTA's own numbers")
-    work = run.work.filter(pl.col("dur_ns") >= 0).sort(*_PLACE, "start_ns", maintain_order=True)
+    is_known = (pl.col("class") != "other").any().over(_PLACE)
+    work = run.work.filter(pl.col("dur_ns") >= 0, is_known).sort(*_PLACE, "start_ns", maintain_order=True)
     if work.is_empty():
         return None
     from hta.common.trace import Trace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.model import names
+from tracekit.model.devices.captures import unanswered
 from tracekit.model.event_kinds import Kinds
 from tracekit.model.steps import numbers_differ, unused_marks
 from tracekit.read.traces import REPAIRS_SCHEMA
@@ -12,6 +13,7 @@ from tracekit.read.traces import REPAIRS_SCHEMA
 
 def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame, misplaced: pl.DataFrame) -> pl.DataFrame:
     """Return REPAIRS_SCHEMA: at most one row for each rank and kind of fault; `misplaced` are device rows."""
+    launches = unanswered(kinds)
     found = [
         _counted(
             unused_marks(kinds, steps),
@@ -42,6 +44,16 @@ def repairs(kinds: Kinds, steps: pl.DataFrame, work: pl.DataFrame, misplaced: pl
             _by_run(pl.concat([part.filter(name=names.LOST_NAME) for part in (kinds.annotations, kinds.others)])),
             f'events named "{names.LOST_NAME}", as the profiler calls names that it cannot print',
             "kept; they cannot be told apart",
+        ),
+        _counted(
+            _by_run(launches.filter("is_captured")),
+            "launches that were captured into a graph",
+            "no work: they ran when the graph did",
+        ),
+        _counted(
+            _by_run(launches.filter(~pl.col("is_captured"))),
+            "launches without a row of the device among others that have one",
+            "no work: captured into a graph, or lost",
         ),
     ]
     if note := numbers_differ(steps):

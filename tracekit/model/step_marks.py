@@ -1,4 +1,4 @@
-"""The windows of steps from ``ProfilerStep`` marks: the marks that are steps, and the end of each."""
+"""The windows of steps: from ``ProfilerStep`` marks, or from ``Optimizer.step#`` marks where there are no such ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,49 @@ from tracekit.model.event_kinds import Kinds
 from tracekit.model.recordings import RUN
 
 _THREAD = [*RUN, "pid", "tid"]
+# What the reason of a step says whose window rests on the optimizer's marks, with the mark's name behind it.
+BY_OPTIMIZER = "by the end of "
+_LONGEST_NAME = 100
 
 
 def windows(kinds: Kinds) -> pl.DataFrame:
+    """Return rank, cycle, step, start_ns, end_ns, complete, reason: of each rank, windows that do not overlap."""
+    marked = _profiler_steps(kinds)
+    return pl.concat([marked, _optimizer_steps(kinds, marked)])
+
+
+def _optimizer_steps(kinds: Kinds, marked: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of ranks that have none in `marked`, numbered from 0: each ends with a step of the optimizer.
+
+    The first begins with the recording, another one where that before it ended. Of optimizers with several names the
+    one that steps last in the recording ends a step: in a loop over all of them, the last of the loop.
+    """
+    named = pl.col("name").str.contains(names.OPTIMIZER_STEP)
+    found = [part.filter(named, pl.col("ph") == "X", pl.col("dur_ns") >= 0) for part in kinds]
+    ended = pl.concat(found).join(marked.select(RUN).unique(), on=RUN, how="anti").drop_nulls("ts_ns")
+    if ended.is_empty():
+        return marked.clear()
+    ended = ended.with_columns((pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns")).sort(*RUN, "end_ns", "index")
+    last = ended.filter(pl.col("name") == pl.col("name").last().over(RUN))
+    timed = [part.filter(pl.col("ph") == "X").select(*RUN, "ts_ns") for part in kinds]
+    begin = pl.concat(timed).group_by(RUN).agg(pl.col("ts_ns").min().alias("begin_ns"))
+    before = pl.col("end_ns").shift(1).over(RUN)
+    told = pl.format("{}{}", pl.lit(BY_OPTIMIZER), pl.col("name").str.slice(0, _LONGEST_NAME))
+    return (
+        last.join(begin, on=RUN, how="left", maintain_order="left")
+        .select(
+            *RUN,
+            pl.int_range(pl.len(), dtype=pl.Int64).over(RUN).alias("step"),
+            pl.coalesce(before, "begin_ns").alias("start_ns"),
+            "end_ns",
+            pl.lit(value=True).alias("complete"),
+            told.alias("reason"),
+        )
+        .select(marked.columns)
+    )
+
+
+def _profiler_steps(kinds: Kinds) -> pl.DataFrame:
     """Return rank, cycle, step, start_ns, end_ns, complete, reason: of each rank, windows that do not overlap.
 
     Steps are the outermost marks of one thread: of several, the one with the most marks, then the most marked time.

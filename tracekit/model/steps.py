@@ -19,8 +19,9 @@ STEPS_SCHEMA = Schema(
     c.RANK,
     c.CYCLE,
     c.STEP.but(
-        meaning="Optimizer step, by the number of its `ProfilerStep#` mark.",
-        null="the trace has no such marks: one row for the whole of it",
+        meaning="Optimizer step, by the number of its `ProfilerStep#` mark; without such marks, steps of the optimizer "
+        "(`Optimizer.step#`) from 0 on.",
+        null="the trace has no marks of either kind: one row for the whole of it",
     ),
     c.START_NS,
     c.END_NS.but(meaning="When the next one began on the same thread, since the epoch (exclusive)."),

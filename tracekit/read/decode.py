@@ -29,7 +29,7 @@ from tracekit.read.decoding.documents import is_list_of_traces, is_several
 from tracekit.read.decoding.events import WIDEST, Event, Shape
 from tracekit.read.decoding.labelled import with_categories
 from tracekit.read.decoding.metadata import Metadata, metadata_before, metadata_in, metadata_of
-from tracekit.read.findings import CORRUPT, Finding, merged
+from tracekit.read.findings import CORRUPT, MEMORY_ASKED_FOR, Finding, merged
 from tracekit.read.recovery import recover
 
 _BEYOND_ASCII = 0x80
@@ -89,6 +89,8 @@ def decode(path: Path) -> Decoded:
         findings.append(Finding("baseTimeNanoseconds that no clock shows", None, 1, "times taken as they are"))
         base_ns = 0
     columns, names = stacked(parts, base_ns), process_texts(parts)
+    if metadata.asked_for_memory and columns.memory.is_empty():
+        findings.append(Finding(MEMORY_ASKED_FOR, None, 1, "none is in the file: memory is unknown"))
     events, device, unknown = with_categories(columns.events, columns.device, process_labels(parts))
     columns, findings = columns._replace(events=events, device=device), [*findings, *unknown]
     if names and len(processes.marked(columns, names)) < 2:

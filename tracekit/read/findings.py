@@ -18,6 +18,7 @@ class Finding:
 ENDS_EARLY = "ends early"
 CORRUPT = "corrupt"
 INVALID_UTF8 = "invalid UTF-8 in text"
+MEMORY_ASKED_FOR = "memory events, which the recording was asked for"
 READ_SO_FAR = "read up to there"
 # Damage around the events, that costs none of them.
 AROUND_EVENTS = ("text before the events", "text after the events", "bytes after the gzip data")

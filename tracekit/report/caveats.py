@@ -10,8 +10,11 @@ from tracekit.analyzers.breakdown import outside_steps
 from tracekit.analyzers.skew import start_wait
 from tracekit.model.collectives.matching import SEQ_DIFFERS, SYMMETRIC
 from tracekit.model.devices.device_rows import BEFORE
+from tracekit.model.devices.serial_lanes import PARTED
+from tracekit.model.step_marks import BY_OPTIMIZER
 from tracekit.model.steps import is_damage
 from tracekit.read.discovery.ranks import spans
+from tracekit.read.findings import MEMORY_ASKED_FOR
 from tracekit.text import plain_line
 from tracekit.units import counted, duration
 
@@ -28,7 +31,7 @@ def caveats(run: Run) -> list[str]:
     """Caveats of the run, a sentence an entry."""
     sentences = [
         None if run.manifest else "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
-        "The trace has no memory events, so its memory is unknown." if run.allocations.is_empty() else None,
+        _no_memory(run),
         "The trace has no step marks, so all of it is one window." if run.steps["step"].is_null().all() else None,
         _incomplete(run.steps),
         _repaired(run.repairs),
@@ -39,6 +42,9 @@ def caveats(run: Run) -> list[str]:
         _outside(run),
         _beside_devices(run),
         _cpu_memory_alone(run),
+        _of_unknown_kind(run),
+        _not_serial(run),
+        _marked_by_optimizer(run.steps),
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -60,7 +66,8 @@ def _incomplete(steps: pl.DataFrame) -> str | None:
 
 def _repaired(repairs: pl.DataFrame) -> str | None:
     """Faults of the files by rank, the worst first, and the effect on counts."""
-    found = repairs.filter(pl.col("file").is_not_null() | pl.col("rank").is_not_null())
+    told = pl.col("what") == MEMORY_ASKED_FOR
+    found = repairs.filter(pl.col("file").is_not_null() | pl.col("rank").is_not_null(), ~told)
     if found.is_empty():
         return None
     kinds = (
@@ -152,6 +159,50 @@ def _cpu_memory_alone(run: Run) -> str | None:
     if not devices or run.allocations.is_empty() or (run.allocations["device"] != "cpu").any():
         return None
     return f"The memory events are of the CPU alone: the memory of {', '.join(devices)} is unknown."
+
+
+def _no_memory(run: Run) -> str | None:
+    """That there are no memory events, and whether the recording was asked for them."""
+    asked = run.repairs.filter(what=MEMORY_ASKED_FOR)["rank"].drop_nulls().unique().sort().to_list()
+    if not run.allocations.is_empty():
+        return f"Memory was asked for on {spans(asked)} too, but has no events there." if asked else None
+    if asked:
+        return "The recording was asked for memory (profile_memory), but has no memory events: its memory is unknown."
+    return "The trace has no memory events, so its memory is unknown."
+
+
+def _of_unknown_kind(run: Run) -> str | None:
+    """That all rows of a device are of unknown kind, so that none of them counts as busy."""
+    on_device = run.work.filter(pl.col("device") != "cpu").group_by("rank", "device")
+    counts = on_device.agg(pl.len(), (pl.col("class") == "other").all().alias("unknown")).filter("unknown")
+    if counts.is_empty():
+        return None
+    devices = ", ".join(counts["device"].unique().sort().to_list())
+    number = int(counts["len"].sum())
+    return (
+        f"All {counted(number, 'row')} of {devices} {'is' if number == 1 else 'are'} of unknown kind: what it computed "
+        "or communicated cannot be told, and none of it counts as busy time."
+    )
+
+
+def _not_serial(run: Run) -> str | None:
+    """That rows which ran inside one another on what the trace calls one stream were parted, and nothing cut."""
+    lane = pl.col("lane").str.extract(PARTED, 1)
+    parted = run.work.filter(pl.col("device") != "cpu").with_columns(lane.alias("of")).drop_nulls("of")
+    if parted.is_empty():
+        return None
+    places = parted.select("device", "of").unique().sort("device", "of").rows()
+    named = _few([f"{plain_line(of)} of {device}" for device, of in places], "lane")
+    return f"Rows on {named} run inside one another: they were taken as lanes of their own, and no time was cut."
+
+
+def _marked_by_optimizer(steps: pl.DataFrame) -> str | None:
+    """That steps are those of the optimizer's marks."""
+    marked = steps.filter(pl.col("reason").str.starts_with(BY_OPTIMIZER))
+    if marked.is_empty():
+        return None
+    reasons = marked["reason"].unique().sort().to_list()
+    return f"There are no ProfilerStep marks: steps are {_few([plain_line(reason) for reason in reasons], 'mark')}."
 
 
 def _outside(run: Run) -> str | None:

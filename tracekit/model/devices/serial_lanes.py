@@ -24,6 +24,8 @@ _ROUNDING_NS = 1_000
 # Wrong ends are rare: a lane on which more rows, and more than one in so many, outlast others is not serial.
 _FEW = 2
 _FEW_OF = 50
+# What a lane beside the first is called, with the name of that.
+PARTED = r"^(.*) \(\d+\)$"
 _LANE = ["rank", "cycle", "device", "lane"]
 
 

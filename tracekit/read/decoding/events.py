@@ -112,6 +112,7 @@ class Document(msgspec.Struct, Generic[_Kind], rename=_NAMES):
     base_ns: Any = None
     distributed: Distributed | None = None
     host_name: Any = None
+    profile_memory: Any = None
 
 
 class Shape(NamedTuple):

@@ -38,6 +38,7 @@ class Metadata:
     world_size: int | None = None
     host: str | None = None
     groups: tuple[ProcessGroup, ...] | None = None
+    asked_for_memory: bool | None = None
 
     def or_else(self, other: Metadata) -> Metadata:
         """Return this metadata, missing values taken from `other`."""
@@ -48,11 +49,14 @@ def metadata_of(document: Document[Any]) -> Metadata:
     """Return the metadata of a decoded document."""
     distributed = document.distributed or Distributed()
     fields = distributed.rank, distributed.world_size
-    return _metadata(document.base_ns, *fields, document.host_name, distributed.pg_config)
+    return _metadata(document.base_ns, *fields, document.host_name, distributed.pg_config, document.profile_memory)
 
 
-def _metadata(base_ns: object, rank: object, size: object, host: object, groups: object) -> Metadata:
-    return Metadata(_base(base_ns), _integer(rank), _integer(size), _text(host), _groups(groups))
+def _metadata(
+    base_ns: object, rank: object, size: object, host: object, groups: object, memory: object = None
+) -> Metadata:
+    asked = None if memory is None else _integer(memory) == 1
+    return Metadata(_base(base_ns), _integer(rank), _integer(size), _text(host), _groups(groups), asked)
 
 
 def _groups(config: object) -> tuple[ProcessGroup, ...] | None:
@@ -128,8 +132,10 @@ def metadata_in(text: bytes) -> Metadata:
     """Return the metadata found in damaged text, each value searched for on its own."""
     distributed = _value_after(text, b"distributedInfo")
     fields = distributed if isinstance(distributed, dict) else {}
-    base_ns, host = (_value_after(text, key) for key in (b"baseTimeNanoseconds", b"host_name"))
-    return _metadata(base_ns, fields.get("rank"), fields.get("world_size"), host, fields.get("pg_config"))
+    base_ns, host, memory = (
+        _value_after(text, key) for key in (b"baseTimeNanoseconds", b"host_name", b"profile_memory")
+    )
+    return _metadata(base_ns, fields.get("rank"), fields.get("world_size"), host, fields.get("pg_config"), memory)
 
 
 def _value_after(text: bytes, key: bytes) -> Any:
