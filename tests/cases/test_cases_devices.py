@@ -14,6 +14,9 @@ import tracekit
 from tracekit.analyzers.breakdown import breakdown
 from tracekit.analyzers.overlap import overlap
 from tracekit.model.run import Run
+from tracekit.report.description import summary
+from tracekit.report.drawing.chart_rows import breakdown_rows
+from tracekit.report.sentences import sentences
 
 US = 1_000
 PARTS = ("device", "step_ns", "compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
@@ -402,3 +405,89 @@ def test_a_cpu_run_stays_one(tmp_path: Path, events: list[Any]) -> None:
     run = opened(tmp_path, [*ON_CPU, *events])
     assert run.table("breakdown")["device"].to_list() == ["cpu"]
     assert run.steps["complete"].to_list() == [True]
+
+
+# -- rows of unknown kind, lanes that were parted, several devices: what is said of them -----------------------------
+
+
+def said(run: Run, start: str) -> str | None:
+    return next((text for text in sentences(run) if text.startswith(start)), None)
+
+
+def other(ts: float, *, device: int = 17, number: int = 3) -> dict[str, Any]:
+    args = {"device": device, "stream": 2, "correlation": number}
+    return {
+        "ph": "X",
+        "cat": "mtia_ccp_events",
+        "name": "op",
+        "pid": device,
+        "tid": 2,
+        "ts": ts,
+        "dur": 20,
+        "args": args,
+    }
+
+
+UNKNOWN_KIND: list[tuple[Any, ...]] = [
+    ("one device", [other(1010), other(1040)], "All 2 rows of mtia:17 are of unknown kind"),
+    ("one row", [other(1010)], "All 1 row of mtia:17 is of unknown kind"),
+    ("two devices", [other(1010), other(1040, device=18)], "All 2 rows of mtia:17, mtia:18 are of unknown kind"),
+    ("beside known rows", [other(1010), *on(7, "gemm", 1040, 20, 5)], "All 1 row of mtia:17 is of unknown kind"),
+    ("known rows alone", on(7, "gemm", 1040, 20, 5), None),
+]
+
+
+@pytest.mark.parametrize(("events", "sentence"), rows(UNKNOWN_KIND))
+def test_rows_of_unknown_kind_are_said_to_be_so_everywhere(
+    tmp_path: Path, events: list[Any], sentence: str | None
+) -> None:
+    run = opened(tmp_path, [step(5, 1000, 200), *events])
+    told = said(run, "All ")
+    assert told is None if sentence is None else str(told).startswith(sentence)
+    unknown = [f"mtia:{number}" for number in (17, 18)]
+    table = breakdown(run).filter(pl.col("device").is_in(unknown))
+    assert table["compute_ns"].sum() == table["exposed_comm_ns"].sum() == 0
+    assert run.table("hta-breakdown").filter(pl.col("device").is_in(unknown)).is_empty()
+
+
+def test_lanes_that_were_parted_are_named(tmp_path: Path) -> None:
+    nodes = [node("gemm", 1000, 500, 1), node(GATHER, 1100, 300, 2)]
+    assert said(opened(tmp_path, [step(5, 990, 600), *nodes]), "Rows on stream 60 of cuda:0 run inside one another")
+
+
+def test_serial_lanes_are_not(tmp_path: Path) -> None:
+    kernels = [*on(7, "gemm", 1000, 500, 1), *on(7, "gemm", 1500, 300, 2)]
+    assert said(opened(tmp_path, [step(5, 990, 900), *kernels]), "Rows on") is None
+
+
+def gpu(number: int, name: str, ts: float, dur: float, *, stream: int = 7) -> list[dict[str, Any]]:
+    launch, row = kernel(name, ts, dur, stream=stream, correlation=int(ts) * 10 + number)
+    row["args"]["device"] = row["pid"] = number
+    return [launch, row]
+
+
+def test_figures_of_several_devices_stand_apart(tmp_path: Path) -> None:
+    first = [*gpu(0, "gemm", 1000, 100), *gpu(0, GATHER, 1100, 100, stream=20)]
+    second = [*gpu(1, "gemm", 1001, 200), *gpu(1, GATHER, 1050, 100, stream=20)]
+    run = opened(tmp_path, [step(5, 990, 400), *first, *second])
+    assert said(run, "Exposed communication took") == (
+        "Exposed communication took 100.0 µs of a step of 200.0 µs (50 %) on cuda:0, "
+        "0.0 µs of a step of 200.0 µs (0 %) on cuda:1."
+    )
+    assert "0 % on cuda:0, 100 % on cuda:1 of its time was hidden" in sentences(run)[0]
+    numbers = summary(run)
+    assert [numbers[name] for name in ("step_ns", "exposed_comm_ns", "hidden_ratio")] == [None, None, None]
+    labels = breakdown_rows(run).rows["row"].unique().sort().to_list()
+    assert labels == ["rank 0 · cuda:0 · step 5", "rank 0 · cuda:1 · step 5"]
+
+
+def test_many_devices_are_told_by_the_least_and_the_most(tmp_path: Path) -> None:
+    events = [step(5, 990, 900)]
+    for number in range(8):
+        events += [
+            *gpu(number, "gemm", 1000 + number, 100),
+            *gpu(number, GATHER, 1100 + number, 10 + number, stream=20),
+        ]
+    told = str(said(opened(tmp_path, events), "Exposed communication took"))
+    assert told.startswith("Exposed communication took from 10.0 µs of a step of 110.0 µs (9 %) on cuda:0 to 17.0 µs")
+    assert told.endswith("on cuda:7.")

@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps_alone
 from tracekit.analyzers.overlap import of_devices
+from tracekit.report.by_device import several_devices
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -41,10 +42,15 @@ def description(run: Run) -> dict[str, Any]:
 
 
 def summary(run: Run) -> dict[str, Number]:
-    """The numbers that runs are compared by, means over complete steps and ranks unless named otherwise."""
+    """The numbers that runs are compared by, means over complete steps and ranks unless named otherwise.
+
+    Times are None where a rank has several devices: those stand apart in the tables, and no mean is of one of them.
+    """
     steps = of_complete_steps_alone(run, run.table("breakdown"))
+    steps = steps.clear() if several_devices(run, steps) else steps
     hidden = of_devices(run, of_complete_steps_alone(run, run.table("overlap", by=("rank", "step", "device"))))
     moved = of_complete_steps_alone(run, run.table("totals"))
+    hidden = hidden.clear() if several_devices(run, hidden) else hidden
     comm = int(hidden["comm_ns"].sum())
     return {
         "step_ns": _mean(steps["step_ns"]),

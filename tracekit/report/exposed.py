@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.layer_names import ends, is_root
+from tracekit.report.by_device import by_device, several_devices
 from tracekit.text import plain
 from tracekit.units import duration
 
@@ -43,10 +44,19 @@ def exposed(run: Run) -> str | None:
     length, total = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
     if not length or not total:
         return None
-    told = f"Exposed communication took {duration(total / steps.height)} of a step of {duration(length / steps.height)}"
-    share = f"{told} ({100 * total / length:.0f} %)"
-    clause = _clause(run, total, steps.height)
-    return f"{share}; {clause}." if clause else f"{share}."
+    told = f"Exposed communication took {by_device(run, steps, _share)}"
+    # Of devices of one rank the parts stand apart, so that nothing is a part of their sum.
+    clause = None if several_devices(run, steps) else _clause(run, total, steps.height)
+    return f"{told}; {clause}." if clause else f"{told}."
+
+
+def _share(steps: pl.DataFrame) -> tuple[float, str] | None:
+    """The exposed part of these steps, and it in words."""
+    length, total = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    if not length:
+        return None
+    times = f"{duration(total / steps.height)} of a step of {duration(length / steps.height)}"
+    return total / length, f"{times} ({100 * total / length:.0f} %)"
 
 
 def _clause(run: Run, total: float, num_steps: int) -> str | None:

@@ -13,6 +13,7 @@ from tracekit.analyzers.overlap import of_devices
 from tracekit.analyzers.volume import known_sum
 from tracekit.plan import shares as named
 from tracekit.plan.schema import PADDING
+from tracekit.report.by_device import by_device
 from tracekit.report.caveats import caveats
 from tracekit.report.exposed import exposed
 from tracekit.strategies import title
@@ -159,10 +160,14 @@ def _steps(run: Run) -> str:
 def _hidden(run: Run) -> str:
     """The hidden share of all communication time."""
     table = of_devices(run, of_complete_steps(run, run.table("overlap", by=("rank", "step", "device"))))
-    comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
-    if not comm:
+    if not _number(table["comm_ns"].sum()):
         return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
-    return f"{share(hidden / comm)} of its time was hidden under compute"
+    return f"{by_device(run, table, _hidden_share)} of its time was hidden under compute"
+
+
+def _hidden_share(table: pl.DataFrame) -> tuple[float, str] | None:
+    comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
+    return (hidden / comm, share(hidden / comm)) if comm else None
 
 
 def _backend(run: Run) -> str | None:

@@ -101,14 +101,19 @@ def overlap_rows(run: Run) -> Drawn:
 
 def breakdown_rows(run: Run) -> Drawn:
     """The parts of every step of every rank."""
-    table = run.table("breakdown").sort("rank", "step")
+    table = run.table("breakdown").sort("rank", "device", "step")
     note = ""
     if table.height > MAX_BARS:
         note = f"The first {MAX_BARS} of {table.height} steps are drawn; report.json has all of them."
         table = table.head(MAX_BARS)
-    rows = _parts(table.with_row_index("order"), ["rank", "step", "order", "step_ns"])
-    step = pl.format("rank {} · step {}", "rank", pl.col("step").cast(pl.String).fill_null("?"))
-    return Drawn(rows.with_columns(row=step, order=pl.col("order").cast(pl.Int64)).drop("step_ns"), note)
+    number = pl.col("step").cast(pl.String).fill_null("?")
+    step = pl.format("rank {} · step {}", "rank", number)
+    if (table.group_by("rank").agg(pl.col("device").n_unique())["device"] > 1).any():
+        step = pl.format("rank {} · {} · step {}", "rank", "device", number)
+    rows = _parts(
+        table.with_columns(step.alias("row")).with_row_index("order"), ["rank", "step", "row", "order", "step_ns"]
+    )
+    return Drawn(rows.with_columns(order=pl.col("order").cast(pl.Int64)).drop("step_ns"), note)
 
 
 def exposure_rows(run: Run) -> Drawn:
