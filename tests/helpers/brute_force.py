@@ -92,10 +92,16 @@ def answer(files: Sequence[tuple[str, bytes]]) -> Answer:
 def steps_of(rows: Iterable[Row]) -> list[Step]:
     """Return the steps by their marks: to the next mark where that has the next number, else to the mark's own end.
 
-    Without marks the whole trace is one step without a number.
+    Without marks a step ends with each step of the optimizer (of several, with each of the one that is last) and the
+    first begins with the trace; without those the whole trace is one step without a number.
     """
     rows = list(rows)
     marks = sorted((r.start, r.end, int(r.name[13:])) for r in rows if r.is_step_mark)
+    updates = sorted((r.end, r.position, r.name) for r in rows if r.is_update)
+    if not marks and updates:
+        ends = [end for end, _, name in updates if name == updates[-1][2]]
+        starts = [min(r.start for r in rows), *ends[:-1]]
+        return [Step(number, start, end) for number, (start, end) in enumerate(zip(starts, ends, strict=True))]
     if not marks:
         return [Step(None, min(r.start for r in rows), max(r.end for r in rows))]
     steps = [

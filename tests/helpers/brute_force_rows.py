@@ -57,6 +57,11 @@ class Row(NamedTuple):
         return self.args.get("correlation")
 
     @property
+    def is_update(self) -> bool:
+        on_cpu = self.cat.lower() in OPERATOR | {"user_annotation"}
+        return on_cpu and self.name.startswith("Optimizer.step#")
+
+    @property
     def is_step_mark(self) -> bool:
         """Also drawn on devices, around kernels: that row marks nothing."""
         return self.cat != "gpu_user_annotation" and re.fullmatch(r"ProfilerStep#\d+", self.name) is not None

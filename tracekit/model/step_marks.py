@@ -27,7 +27,8 @@ def _optimizer_steps(kinds: Kinds, marked: pl.DataFrame) -> pl.DataFrame:
     one that steps last in the recording ends a step: in a loop over all of them, the last of the loop.
     """
     named = pl.col("name").str.contains(names.OPTIMIZER_STEP)
-    found = [part.filter(named, pl.col("ph") == "X", pl.col("dur_ns") >= 0) for part in kinds]
+    on_cpu = (kinds.annotations, kinds.operators)
+    found = [part.filter(named, pl.col("ph") == "X", pl.col("dur_ns") >= 0) for part in on_cpu]
     ended = pl.concat(found).join(marked.select(RUN).unique(), on=RUN, how="anti").drop_nulls("ts_ns")
     if ended.is_empty():
         return marked.clear()
