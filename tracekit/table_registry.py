@@ -161,6 +161,12 @@ TABLES = [
         "offsets between the clocks of hosts, and their spread",
         needs=ALL_RANKS,
     ),
+    Table(
+        "pipeline",
+        f"{_AT}stages.pipeline:pipeline",
+        "stages of a pipeline by micro-batch: busy, transfer, bubble",
+        needs=ALL_RANKS,
+    ),
     Table("bandwidth", f"{_AT}bandwidth:bandwidth", "algorithm and bus bandwidth of each collective", needs=ALL_RANKS),
     Table("groups", f"{_AT}groups:groups", "the process groups and what each carried", needs=ALL_RANKS),
     Table(

@@ -60,9 +60,9 @@ def breakdown(run: Run) -> pl.DataFrame:
 
     Work that no step launched belongs to no row; :func:`outside_steps` gives its amount.
     """
-    work = _on_device(run.work)
+    work = on_device(run.work)
     shares = _shares(work, run.compute_cover)
-    windows = _windows(run, work).with_columns((pl.col("end_ns") - pl.col("start_ns")).clip(0).alias("step_ns"))
+    windows = step_windows(run, work).with_columns((pl.col("end_ns") - pl.col("start_ns")).clip(0).alias("step_ns"))
     measured = [
         _measured(group, shares.get(device))
         for device, group in windows.partition_by(DEVICE_KEY, as_dict=True, maintain_order=True).items()
@@ -78,7 +78,7 @@ def breakdown(run: Run) -> pl.DataFrame:
 
 def outside_steps(run: Run) -> tuple[int, int]:
     """Busy time of devices with work that no step launched, and with any work, in ns."""
-    work = _on_device(run.work).filter(pl.col("class").is_in(["compute", "comm", "copy"]))
+    work = on_device(run.work).filter(pl.col("class").is_in(["compute", "comm", "copy"]))
     launched = work.filter(pl.col("linked_by").ne_missing(BEFORE))
     outside = launched.join(run.steps, on=["rank", "cycle", "step"], how="anti", nulls_equal=True)
     outside = pl.concat([outside, work.filter(pl.col("linked_by") == BEFORE)])
@@ -101,7 +101,7 @@ def _measured(windows: pl.DataFrame, share: _Shares | None) -> pl.DataFrame:
     )
 
 
-def _on_device(work: pl.DataFrame) -> pl.DataFrame:
+def on_device(work: pl.DataFrame) -> pl.DataFrame:
     """The work of each rank's accelerator where it has one, else of its CPU."""
     has_accelerator = (pl.col("device") != "cpu").any().over("rank")
     return work.filter((pl.col("device") != "cpu") | ~has_accelerator)
@@ -119,7 +119,7 @@ def _shares(work: pl.DataFrame, cover: Mapping[Key, intervals.Intervals]) -> dic
     return shares
 
 
-def _windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
+def step_windows(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     """The window of each step on each device: rank, cycle, device, step, start_ns, end_ns."""
     on_cpu = run.steps.join(
         work.filter(pl.col("device") != "cpu").select("rank").unique(), on="rank", how="anti"

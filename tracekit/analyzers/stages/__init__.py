@@ -1,0 +1,1 @@
+"""What a pipeline of stages does, which sends from rank to rank."""
