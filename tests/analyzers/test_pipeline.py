@@ -12,6 +12,7 @@ from kineto import kernel, span, step, write
 import tracekit
 from tracekit.model.pipeline_marks import pipeline_marks
 from tracekit.model.run import Run
+from tracekit.report.sentences import sentences
 
 GEMM, SEND_RECV = "sm90_xmma_gemm", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -97,3 +98,10 @@ def test_marks_of_the_schedules(name: str, found: tuple[int | None, int, str] | 
     event = {"rank": 0, "cycle": 0, "cat": "user_annotation", "ph": "X", "name": name, "ts_ns": 1, "dur_ns": 2}
     rows = pipeline_marks(pl.DataFrame([event])).select("stage", "micro_batch", "phase").rows()
     assert rows == ([] if found is None else [found])
+
+
+def test_the_first_sentence_tells_the_bubble_and_the_busiest_stage(tmp_path: Path):
+    assert sentences(two_stages(tmp_path))[0] == (
+        "The pipeline's ranks stood idle or waited for one another (its bubble) for 44 % of their steps; stage 1 "
+        "(rank 1) is the busiest, 200.0 µs a step, the next 150.0 µs."
+    )

@@ -16,6 +16,7 @@ from tracekit.plan.schema import PADDING
 from tracekit.report.by_device import by_device
 from tracekit.report.caveats import caveats
 from tracekit.report.exposed import exposed
+from tracekit.report.pipelined import pipelined
 from tracekit.strategies import title
 from tracekit.text import plain
 from tracekit.units import counted, share, size
@@ -61,6 +62,7 @@ def sentences(run: Run) -> list[str]:
     given as a range.
     """
     every = [
+        pipelined(run),
         _volume(run),
         _backend(run),
         _coverage(run),
