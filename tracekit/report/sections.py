@@ -213,7 +213,7 @@ OUTLINES = [
         "Where the time went",
         "The parts of a step add up to its length. Click a bar to see its rank elsewhere.",
         ("breakdown",),
-        {"breakdown": "Breakdown of every rank and step"},
+        {"breakdown": "Breakdown of every rank and step", "pipeline": "Stages of the pipeline by micro-batch"},
     ),
     Outline(
         "memory",
