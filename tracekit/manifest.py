@@ -6,7 +6,7 @@ by, multiplied and put into columns of 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -183,6 +183,18 @@ class Manifest(msgspec.Struct, frozen=True):
         elements = self.micro_batches * max(self.psi, sum(entry.numel for entry in self.parameters))
         if elements > _MOST_NUMEL:
             raise ValueError(f"micro_batches times parameters is {elements:,} elements a step, above {_MOST_NUMEL:,}")
+
+
+def units_with_backward(parameters: Sequence[Parameter], *, flat: bool = False) -> list[str]:
+    """Names of the units whose output needs a gradient: they, or what runs before them, are trained. The root is first.
+
+    Modules are taken to run in the order in which their parameters are registered; the root's output is the model's.
+    With `flat` (FSDP1) the parameters of a unit are views of one tensor, trained where any of them is.
+    """
+    trained = {parameter.layer for parameter in parameters if parameter.requires_grad} if flat else set()
+    wanted = [parameter.requires_grad or parameter.layer in trained for parameter in parameters]
+    first = wanted.index(True) if any(wanted) else len(wanted)
+    return list(dict.fromkeys(["", *(parameter.layer for parameter in parameters[first:])]))
 
 
 class _Options(msgspec.Struct, frozen=True):

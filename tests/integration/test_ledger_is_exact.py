@@ -24,6 +24,7 @@ pytestmark = pytest.mark.integration
 
 NO_SYNC = ("--micro-batches", "2", "--no-sync-every-micro-batch")
 FROZEN = ("--freeze", r"layers\.0")
+PREFIX = ("--freeze", "tok", "--freeze", r"layers\.[01]")
 ODD = ("--model", "odd", "--tie-embeddings")
 CLIP = ("--clip-grad-norm", "0.1")
 OPTIONS = [
@@ -88,11 +89,29 @@ OPTIONS = [
     ("hsdp", (*NO_SYNC, *ODD, *CLIP)),
     ("fsdp2-tp", (*CLIP, "--freeze", "tok_emb")),
     ("fsdp2-tp", ("--micro-batches", "2", "--activation-checkpointing", "--reshard-after-forward", "true")),
+    # What comes before all that is trained has no backward: it is gathered there by prefetch alone.
+    ("fsdp2", (*PREFIX, "--layers", "4", "--activation-checkpointing")),
+    ("fsdp2", ("--model", "odd", "--freeze", "tok", "--freeze", "layers", "--layers", "4")),
+    ("fsdp2", (*PREFIX, "--layers", "5", "--backward-prefetch", "2", "--micro-batches", "2", *CLIP)),
+    ("hsdp", ("--tie-embeddings", "--freeze", "layers", "--freeze", "tok")),
+    ("fsdp2-tp", (*PREFIX, "--layers", "3", "--freeze", r"layers\.2.*norm", "--activation-checkpointing")),
+    ("fsdp1", (*PREFIX, "--layers", "4", "--freeze", "norm", "--freeze", "output", "--micro-batches", "2")),
+    # Groups of one.
+    ("hsdp", ("--dp-replicate", "1", "--micro-batches", "2", "--no-all-reduce-every-micro-batch", *CLIP)),
+    ("fsdp1", ("--micro-batches", "2", *CLIP)),
+    ("zero2-fsdp1", NO_SYNC),
+    ("fsdp2-tp", ("--tp", "1", *CLIP)),
     ("fsdp2-graph", ("--tie-embeddings", *FROZEN, *CLIP)),
     ("fsdp2-graph", ("--micro-batches", "2", "--model", "odd")),
 ]
-# Groups of two of four ranks.
-RANKS = {("fsdp2", ("--reshard-after-forward", "2", "--forward-prefetch", "1")): 4}
+# Groups of two of four ranks, and groups of one.
+RANKS = {
+    ("fsdp2", ("--reshard-after-forward", "2", "--forward-prefetch", "1")): 4,
+    ("hsdp", ("--dp-replicate", "1", "--micro-batches", "2", "--no-all-reduce-every-micro-batch", *CLIP)): 2,
+    ("fsdp1", ("--micro-batches", "2", *CLIP)): 1,
+    ("zero2-fsdp1", NO_SYNC): 1,
+    ("fsdp2-tp", ("--tp", "1", *CLIP)): 2,
+}
 CASES = [*((strategy, ()) for strategy in STRATEGIES), *OPTIONS]
 RECORDER_MISSES = "BF16_Optimizer"  # its master weights are not among what the recorder counts
 

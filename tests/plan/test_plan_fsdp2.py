@@ -102,8 +102,9 @@ def test_frozen_parameters_are_gathered_and_not_reduced():
 
 
 def test_a_unit_without_gradients_reduces_nothing():
-    manifest = manifest_of("fsdp2", [parameter("a.w", 2, layer="a", requires_grad=False)], units=("a", ""))
-    assert plan(manifest)["kind"].to_list() == ["all_gather", "all_gather"]
+    parameters = [parameter("first", 2), parameter("a.w", 2, layer="a", requires_grad=False)]
+    frame = plan(manifest_of("fsdp2", parameters, units=("a", "")))
+    assert frame.filter(layer="a")["kind"].to_list() == ["all_gather", "all_gather"]
 
 
 def test_tied_parameters_travel_once():

@@ -175,9 +175,9 @@ def test_hsdp_all_reduces_the_shards_it_has_reduced():
 
 
 BLOCK = [
+    parameter("layers.0.norm.weight", 8, layer="layers.0"),
     parameter("layers.0.attention.wq.weight", 8, 8, layer="layers.0"),
     parameter("layers.0.attention.wo.weight", 8, 8, layer="layers.0"),
-    parameter("layers.0.norm.weight", 8, layer="layers.0"),
 ]
 
 

@@ -70,8 +70,9 @@ def _agree(strategy: str, found: Found) -> bool:
     if strategy == found.strategy or found.why is not None:
         return True
     kin = next((names for names in _KIN if strategy in names), {strategy})
-    # A unit that frees its parameters contradicts stage 2; that all of them keep theirs is a setting of stage 3.
-    return found.strategy in kin and not strategy.startswith("zero2")
+    # A unit that frees its parameters contradicts stage 2; that all of them keep theirs is a setting of stage 3. On one
+    # rank torch makes both of them NO_SHARD.
+    return found.strategy in kin and (not strategy.startswith("zero2") or _is_alone(found))
 
 
 def _is_alone(found: Found) -> bool:

@@ -37,6 +37,7 @@ REASONS = {
     named.IGNORED: "ignored parameters are not sent",
     named.ROOT_KEPT: "the root unit is not gathered again",
     named.UNITS_KEPT: "units kept gathered are not gathered again",
+    named.NO_BACKWARD: "units before all that is trained have no backward to be gathered for",
     named.FROZEN: "frozen parameters are gathered but not reduced",
     named.FROZEN_UNSENT: "frozen parameters are not sent",
     named.NO_GRADIENT: "some parameters got no gradient",

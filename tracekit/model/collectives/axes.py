@@ -2,8 +2,9 @@
 
 NCCL traces name the group, and torch names the groups of a device mesh after its axes. gloo traces name none; there
 FSDP2's own annotations decide: inside `FSDP::all_gather` and `FSDP::post_backward_reduce` gathers and reduce-scatters
-are the shard axis', an all-reduce is the replicate axis'. What is outside of them belongs to tensor parallelism where
-the mesh has it, but for the gradient norms of the optimizer step, which go over one axis after the other.
+are the shard axis', an all-reduce is the replicate axis', which may have one rank. What is outside of them belongs to
+tensor parallelism where the mesh has it, but for the gradient norms of the optimizer step, which go over one axis after
+the other.
 
 The ranks of a group follow from its axis and the mesh, which torch fills in row-major order: `mesh_group` tells the
 groups of an axis apart where the trace does not name them.
@@ -40,11 +41,11 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.Dat
 
     Needs kind, phase, in_numel, out_numel, group_desc and at_ns, in the order of issue for the norms.
     """
-    axes = _axes(manifest)
-    rows = _inside(_sized(rows), annotations).with_columns(_described(axes).alias("axis"))
+    axes, mesh = _axes(manifest), manifest.mesh if manifest else []
+    rows = _inside(_sized(rows), annotations).with_columns(_described(mesh).alias("axis"))
     found = [
         (pl.col("axis"), "group"),
-        (_annotated(axes), "annotation"),
+        (_annotated(mesh), "annotation"),
         (_only(axes), "size"),
         (_outside(axes), "order"),
     ]
@@ -53,9 +54,9 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.Dat
             pl.coalesce("axis", axis).alias("axis"),
             pl.when(pl.col("axis").is_null(), axis.is_not_null()).then(pl.lit(source)).alias(source),
         )
-    group = pl.when(_described(axes).is_not_null()).then(pl.lit("group"))
+    group = pl.when(_described(mesh).is_not_null()).then(pl.lit("group"))
     sources = [source for _, source in found[1:]]
-    sizes = {axis.axis: axis.size for axis in axes}
+    sizes = {axis.axis: axis.size for axis in mesh}
     by_axis = pl.col("axis").replace_strict(sizes, default=None, return_dtype=pl.Int32)
     rows = rows.with_columns(
         pl.coalesce(group, *sources).alias("axis_from"),
@@ -65,7 +66,7 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.Dat
 
 
 def _axes(manifest: Manifest | None) -> list[Axis]:
-    """Return the axes along which anything is sent; of a mesh of one rank, its first axis."""
+    """Return the axes that a call may be of by its size alone: those of several ranks, or the first of one rank."""
     mesh = manifest.mesh if manifest else []
     return [axis for axis in mesh if axis.size > 1] or mesh[:1]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.layer_names import span
-from tracekit.manifest import Manifest
+from tracekit.manifest import Manifest, units_with_backward
 
 _GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 
@@ -47,12 +47,14 @@ def _with_unit_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> p
     trained = {parameter.layer for parameter in manifest.parameters if parameter.requires_grad}
     blocks = [name for name in flat if name]
     root = [name for name in flat if not name]
+    entered = units_with_backward([entry for entry in manifest.parameters if entry.tied_to is None], flat=True)
+    reduced = [(flat[name].numel, name) for name in [*reversed(blocks), *root] if name in trained]
     orders = {
         ("all_gather", "forward"): [(flat[name].shard_numel, name) for name in root + blocks],
-        ("all_gather", "backward"): [(flat[name].shard_numel, name) for name in reversed(blocks)],
-        ("reduce_scatter", "backward"): [
-            (flat[name].numel, name) for name in [*reversed(blocks), *root] if name in trained
-        ],
+        ("all_gather", "backward"): [(flat[name].shard_numel, name) for name in reversed(blocks) if name in entered],
+        ("reduce_scatter", "backward"): reduced,
+        # One rank alone shards nothing, and all-reduces.
+        ("all_reduce", "backward"): reduced,
     }
     found: dict[int, str] = {}
     for (kind, phase), order in orders.items():

@@ -7,13 +7,17 @@ Source: torch 2.13, torch/distributed/fsdp: `_flat_param.py` (`_init_flat_param_
   multiple of the ranks. It travels whole: frozen parameters among trained ones are reduced with them.
 - FULL_SHARD frees every unit after forward but the root. SHARD_GRAD_OP frees none, and with gradient
   synchronization off keeps them even after backward, so that later micro-batches gather nothing.
+- A unit whose output needs no gradient is not gathered in backward, nor ahead (`_register_pre_backward_hooks`).
 - Clipping sums one number over the ranks.
+- One rank alone becomes NO_SHARD (`_init_utils.py`, `_init_core_state`): nothing is gathered, and every flat gradient
+  is all-reduced over a group of one (`_reduce_grad_no_shard`). Clipping then needs no collective.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit.manifest import units_with_backward
 from tracekit.plan import shares as named
 from tracekit.plan.holding import MOMENTS, STEP_BYTES, Holding, most_unsharded
 from tracekit.plan.inputs import (
@@ -40,11 +44,9 @@ _ALIGNMENT_BYTES = 16
 
 def collectives(manifest: Manifest, *, keep_gathered: bool = False) -> list[Call]:
     """Expected collectives of one step; the next unit is gathered before the gradients of this one are reduced."""
-    if axis_size(manifest) == 1:
-        return []
     units = unit_parameters(manifest, own_parameters(manifest))
     synced = synced_micro_batches(manifest)
-    backward = [*reversed([name for name in units if name])]
+    backward = [*reversed([name for name in _with_backward(manifest) if name])]
     calls: list[Call] = []
     for micro_batch in range(manifest.micro_batches):
         stays = keep_gathered and micro_batch > 0 and micro_batch - 1 not in synced
@@ -56,24 +58,27 @@ def collectives(manifest: Manifest, *, keep_gathered: bool = False) -> list[Call
             calls += due[place + 1 : place + 2]
             calls += _reduce(manifest, (name, "backward", micro_batch), units[name], synced)
         calls += _reduce(manifest, ("", "backward", micro_batch), units.get("", []), synced)
+    if axis_size(manifest) == 1:
+        return [_unsharded(call) for call in calls if call.kind == "reduce_scatter"]
     return [*calls, *_norm(manifest)]
 
 
 def absent(manifest: Manifest, *, keep_gathered: bool = False) -> Iterator[Term]:
     """Parts of the closed form, 3Ψ (2Ψ with every unit kept gathered), that these calls leave out."""
     units = unit_parameters(manifest, own_parameters(manifest))
-    single = axis_size(manifest) == 1
+    single, entered = axis_size(manifest) == 1, _with_backward(manifest)
     for parameter in own_parameters(manifest):
         numel, size = parameter.numel, parameter.numel * gather_size(manifest, parameter)
         gather = (parameter.layer, "forward", "all_gather", SHARD, gather_dtype(manifest, parameter))
         again = (parameter.layer, "backward", *gather[2:])
         reduced = (parameter.layer, "backward", "reduce_scatter", SHARD, reduce_dtype(manifest, parameter))
         if single:
-            for place in (gather, reduced) if keep_gathered else (gather, again, reduced):
-                yield Term(named.SINGLE, -numel, -size, *place)
-            continue
-        if not keep_gathered and not parameter.layer:
-            yield Term(named.ROOT_KEPT, -numel, -size, *again)
+            yield from (
+                Term(named.SINGLE_GATHER, -numel, -size, *place) for place in (gather, again)[: 2 - keep_gathered]
+            )
+            reduced = (parameter.layer, "backward", "all_reduce", *reduced[3:])
+        elif not keep_gathered and (not parameter.layer or parameter.layer not in entered):
+            yield Term(named.NO_BACKWARD if parameter.layer else named.ROOT_KEPT, -numel, -size, *again)
         if not any(member.requires_grad for member in units[parameter.layer]):
             yield Term(named.FROZEN, -numel, -size, *reduced)
 
@@ -113,6 +118,15 @@ def local_pieces(manifest: Manifest, parameters: list[Parameter], rank: int) -> 
         for start, end, parameter in _laid_out(manifest, parameters)
     ]
     return [(numel, parameter) for numel, parameter in pieces if numel > 0]
+
+
+def _with_backward(manifest: Manifest) -> list[str]:
+    return units_with_backward(own_parameters(manifest), flat=True)
+
+
+def _unsharded(call: Call) -> Call:
+    """The all-reduce that NO_SHARD has in place of a reduce-scatter; where that is another's, it crosses once more."""
+    return call._replace(kind="all_reduce", out_numel=call.in_numel)
 
 
 def _laid_out(manifest: Manifest, parameters: list[Parameter]) -> Iterator[tuple[int, int, Parameter]]:

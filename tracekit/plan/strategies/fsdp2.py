@@ -13,10 +13,10 @@ Source: torch 2.13, torch/distributed/fsdp/_fully_shard: `FSDPParamGroup.unshard
   `all_reduce_every_micro_batch` is off, after the last.
 - A unit whose parameters would be gathered in different types is gathered as bytes (uint8).
 - Clipping all-reduces the stacked norms of all parameters over the axes that split them.
-- A group of one rank issues no collective at all. Checkpointing gathers nothing more: backward has gathered a unit
-  before its forward is run again.
-
-A unit whose output needs no gradient (all up to it is frozen) is assumed to be gathered in backward too.
+- A group of one rank gathers and reduce-scatters nothing; an all-reduce over replicas is issued whatever their number.
+  Checkpointing gathers nothing more: backward has gathered a unit before its forward is run again.
+- A unit whose output needs no gradient (all up to it is frozen) has no backward (`_register_pre_backward_hook`), and is
+  gathered there only where the units after it prefetch it (`_backward_prefetch`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tracekit.manifest import units_with_backward
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_norm import norm_calls
 from tracekit.plan.holding import MOMENTS, STEP_BYTES, Holding, adam_bytes, most_unsharded, shard_numel, stored_bytes
@@ -63,7 +64,10 @@ def collectives(
     """
     within = among or (lambda _name, _phase: [])
     units = unit_parameters(manifest, managed(manifest))
-    again = regather_sizes(manifest, keep_gathered=keep_gathered)
+    again, entered = (
+        regather_sizes(manifest, keep_gathered=keep_gathered),
+        units_with_backward(own_parameters(manifest)),
+    )
     stays = not option(manifest, "reshard_after_backward", default=True)
     synced = synced_micro_batches(manifest)
     depth = _prefetch_depth(manifest)
@@ -81,14 +85,15 @@ def collectives(
             + list(_reduce(manifest, (name, "backward", micro_batch), owned, synced, local))
             for name, owned in units.items()
         }
-        calls += _backward(units, gathers, reduces, depth)
-    calls = [call for call in calls if call.group_size > 1]
+        calls += _backward([name for name in units if name in entered], list(units), gathers, reduces, depth)
+    calls = [call for call in calls if call.group_size > 1 or call.axis == REPLICATE]
     return [*calls, *norm_calls(manifest, None if local is None else _is_split(local))]
 
 
 def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None) -> Iterator[Term]:
     """Parts of the closed form, 3Ψ (2Ψ with every unit kept gathered), that these calls leave out, negative."""
-    again = regather_sizes(manifest, keep_gathered=keep_gathered)
+    resharded = regather_sizes(manifest, keep_gathered=keep_gathered)
+    again = gathered_in_backward(manifest, resharded)
     owning = managed(manifest)
     names = {parameter.name for parameter in owning}
     for parameter in own_parameters(manifest):
@@ -107,7 +112,7 @@ def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | No
             yield Term(reason, -left, -left * size, *place)
             yield Term(named.SPLIT, local_numel - kept, (local_numel - kept) * size, *place)
             if not happens:
-                why = named.UNITS_KEPT if layer else named.ROOT_KEPT
+                why = named.NO_BACKWARD if layer in resharded else named.UNITS_KEPT if layer else named.ROOT_KEPT
                 yield Term(why, -local_numel, -local_numel * size, *place)
         place = (layer, "backward", "reduce_scatter", SHARD, reduce_dtype(manifest, parameter))
         yield Term(reason, -left, -left * size, *place)
@@ -162,6 +167,13 @@ def regather_sizes(manifest: Manifest, *, keep_gathered: bool = False) -> dict[s
     return sizes
 
 
+def gathered_in_backward(manifest: Manifest, resharded: Iterable[str]) -> set[str]:
+    """Units that backward gathers of those that were resharded: those that have one, and what they prefetch."""
+    units, depth = list(unit_parameters(manifest, managed(manifest))), _prefetch_depth(manifest)
+    entered = [name for name in units_with_backward(own_parameters(manifest)) if name in units]
+    return {*resharded}.intersection(due for name in entered for due in _reached(name, units, depth))
+
+
 def padded_numel(shape: list[int], ranks: int) -> int:
     """Elements of a parameter once dim 0 is padded to a multiple of the group; a scalar is one element a rank."""
     rows, rest = (shape[0], shape[1:]) if shape else (1, [])
@@ -169,18 +181,27 @@ def padded_numel(shape: list[int], ranks: int) -> int:
 
 
 def _backward(
-    units: Iterable[str], gathers: dict[str, Call], reduces: dict[str, list[Call]], depth: int
+    entered: list[str], units: list[str], gathers: dict[str, Call], reduces: dict[str, list[Call]], depth: int
 ) -> Iterator[Call]:
-    """Calls of one backward: the root, whose output is the model's, then the rest from the last."""
-    names = list(units)
-    order = [*(name for name in names if not name), *(name for name in reversed(names) if name)]
-    for place, name in enumerate(order):
-        # Only blocks are told to gather further ahead; the root does as torch does by itself.
-        reach = depth if name else 1
-        yield from (gathers.pop(due) for due in order[place : place + reach + 1] if due in gathers)
+    """Calls of one backward: the root, whose output is the model's, then the rest that have one, from the last."""
+    for name in _from_the_last(entered):
+        yield from (gathers.pop(due) for due in _reached(name, units, depth) if due in gathers)
         if name:
             yield from reduces[name]
     yield from reduces.get("", [])
+
+
+def _reached(name: str, units: Iterable[str], depth: int) -> list[str]:
+    """The unit and those gathered ahead as its backward begins."""
+    order = _from_the_last(units)
+    # Only blocks are told to gather further ahead; the root does as torch does by itself.
+    place, reach = order.index(name), depth if name else 1
+    return order[place : place + reach + 1]
+
+
+def _from_the_last(units: Iterable[str]) -> list[str]:
+    names = list(units)
+    return [*(name for name in names if not name), *(name for name in reversed(names) if name)]
 
 
 def _gather(
@@ -221,7 +242,7 @@ def _reduce(
     repeated = named.MICRO_BATCHES if place[2] != min(synced) else None
     part = numel // ranks
     yield Call(*place, "reduce_scatter", SHARD, ranks, dtype, numel, part, own, own_bytes, term=repeated)
-    if copies == 1:
+    if not any(axis.axis == REPLICATE for axis in manifest.mesh):
         return
     if place[2] == max(synced) or option(manifest, "all_reduce_every_micro_batch", default=True):
         yield Call(*place, "all_reduce", REPLICATE, copies, dtype, part, part, term=repeated or named.REPLICATED)

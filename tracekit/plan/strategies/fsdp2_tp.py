@@ -6,17 +6,19 @@ from torch's own code (tracekit.plan.proof).
 - A matrix split by columns lies as Shard(0) on tp, one split by rows as Shard(1); the shard axis gathers and reduces
   the rank's own part of it. Norms, embeddings and output stay whole.
 - Each matrix split by rows all-reduces its output (batch × seq × dim) in forward; each one split by columns
-  all-reduces the gradient of its input in backward. Both travel in the type that the model computes in.
+  all-reduces the gradient of its input in backward, where that has one: where anything before it is trained. Both
+  travel in the type that the model computes in.
 - Checkpointing runs forward again in backward, and stops once all that backward needs is there: before the last
   all-reduce of the block.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
-from tracekit.plan.inputs import TENSOR, axis_size, gather_dtype, option, unit_parameters
+from tracekit.plan.inputs import TENSOR, axis_size, gather_dtype, option, own_parameters, unit_parameters
 from tracekit.plan.schema import Call
 from tracekit.plan.strategies import fsdp2
 
@@ -43,7 +45,8 @@ def collectives(manifest: Manifest) -> list[Call]:
         if phase == "forward":
             return _all_reduces(manifest, layer, phase, parameters, ROWS)
         again = _recomputed(manifest, layer, parameters)
-        return again + _all_reduces(manifest, layer, phase, parameters, COLUMNS)
+        asked = [parameter for parameter in parameters if _is_asked(manifest, parameter)]
+        return again + _all_reduces(manifest, layer, phase, asked, COLUMNS)
 
     return fsdp2.collectives(manifest, local=lambda parameter: local_shape(manifest, parameter), among=among)
 
@@ -73,6 +76,13 @@ def local_shape(manifest: Manifest, parameter: Parameter) -> list[int]:
     if dim is None:
         return parameter.shape
     return [-(-size // parts) if place == dim else size for place, size in enumerate(parameter.shape)]
+
+
+def _is_asked(manifest: Manifest, parameter: Parameter) -> bool:
+    """True where the input of the parameter's module, which it shares with its neighbours, needs a gradient."""
+    neighbours = f"{parameter.name.rpartition('.')[0].rpartition('.')[0]}."
+    before = takewhile(lambda other: not other.name.startswith(neighbours), own_parameters(manifest))
+    return any(other.requires_grad for other in before)
 
 
 def _recomputed(manifest: Manifest, layer: str, parameters: list[Parameter]) -> list[Call]:
