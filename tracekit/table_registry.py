@@ -133,6 +133,8 @@ TABLES = [
         f"{_AT}breakdown:breakdown",
         "each step's time: compute, exposed communication, exposed copies, idle",
     ),
+    Table("idle", f"{_AT}idle:idle", "idle time of each device by what it waited for"),
+    Table("kernels", f"{_AT}idle:kernels", "the work that took longest, by name"),
     Table("volume", f"{_AT}volume:volume", "what each step sent, beside the strategy's plan"),
     Table("totals", f"{_AT}volume:totals", "each step's volume: theory, plan, measured, and what the backend did"),
     Table("ledger", f"{_AT}ledger:ledger", "from theory to the trace in named terms that add up"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_LONGEST_NAME = 60
+_LONGEST_NAME, _LONGEST_KERNEL = 60, 36
+_NAMESPACE = re.compile(r"\b\w+::")
 # Paths and sentences may be longer, but not without end.
 _LONGEST_LINE = 4_000
 
@@ -20,6 +22,13 @@ def plain(text: str) -> str:
 def plain_line(text: str) -> str:
     """Return a path or sentence, escaped likewise, as one line of at most some thousand characters."""
     return _printable(text, _LONGEST_LINE)
+
+
+def kernel_name(name: str | None) -> str:
+    """Return the name of a kernel as people call it: without return type and namespaces, cut to fit beside a bar."""
+    text = (name or "unnamed").removeprefix("void ").replace("(anonymous namespace)::", "")
+    # Namespaces stand before the name, and in arguments of templates as well.
+    return _printable(_NAMESPACE.sub("", text), _LONGEST_KERNEL)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.analyzers.breakdown import outside_steps
+from tracekit.analyzers.complete_steps import of_complete_steps_alone
 from tracekit.analyzers.skew import start_wait
 from tracekit.model.collectives.matching import SEQ_DIFFERS, SYMMETRIC
 from tracekit.model.devices.device_rows import BEFORE
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # So many kinds of a fault are named; a sentence with more is not read.
 _NAMED = 3
+# A first step is told where it is so many times as long as the median of more than so many others.
+_LONGER, _FEW_STEPS = 1.5, 2
 # Work outside all steps below this part of the device's busy time changes no conclusion.
 _WORTH_SAYING = 0.01
 
@@ -43,6 +46,7 @@ def caveats(run: Run) -> list[str]:
         _beside_devices(run),
         _cpu_memory_alone(run),
         _of_unknown_kind(run),
+        _first_step(run),
         _not_serial(run),
         _marked_by_optimizer(run.steps),
     ]
@@ -182,6 +186,23 @@ def _of_unknown_kind(run: Run) -> str | None:
     return (
         f"All {counted(number, 'row')} of {devices} {'is' if number == 1 else 'are'} of unknown kind: what it computed "
         "or communicated cannot be told, and none of it counts as busy time."
+    )
+
+
+def _first_step(run: Run) -> str | None:
+    """That the first step is so much longer than the others that it holds more than they do; means count it."""
+    steps = of_complete_steps_alone(run, run.table("breakdown")).sort("rank", "device", "step")
+    of_one = ["rank", "device"]
+    first = pl.col("step") == pl.col("step").min().over(of_one)
+    others = pl.col("step_ns").filter(~first).median().over(of_one)
+    compared = steps.with_columns(others.alias("usual_ns"), pl.len().over(of_one).alias("num")).filter(first)
+    long = compared.filter(pl.col("num") > _FEW_STEPS, pl.col("step_ns") > _LONGER * pl.col("usual_ns"))
+    if long.is_empty():
+        return None
+    rank, step, ns, usual = long.sort("step_ns", descending=True).select("rank", "step", "step_ns", "usual_ns").row(0)
+    return (
+        f"Step {step}, the first, took {duration(ns)} on rank {rank}, {ns / usual:.1f} times the median of the others: "
+        "it may hold set-up or the profiler's own start; means count it all the same."
     )
 
 

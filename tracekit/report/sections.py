@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tracekit.report import wording
+from tracekit.report.busy import is_without_communication
 from tracekit.report.drawing import chart_rows, chart_specs
 from tracekit.report.drawing.charts import CHARTS
 from tracekit.report.page_tables import Table, first_rows
@@ -64,6 +65,14 @@ class Section:
     question: str
     panels: list[Panel]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no panel has a chart or a row of a table."""
+        return not any(
+            any(figure.spec for figure in panel.figures) or any(table.rows for table in panel.tables)
+            for panel in self.panels
+        )
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -74,13 +83,24 @@ class Outline:
     question: str
     charts: tuple[str, ...]
     tables: Mapping[str, str]
+    needs_communication: bool = False
 
 
 def sections(runs: list[Analysed]) -> list[Section]:
     """The sections of the page in reading order; with several runs, they come side by side first."""
     asked = all(name in run.tables for run in runs for name in HTA.tables)
     hta = _section(runs, HTA) if asked else Section(HTA.key, HTA.title, _WITHOUT_HTA, [])
-    return [*_compared(runs), *(_section(runs, outline) for outline in OUTLINES), hta]
+    quiet = all(is_without_communication(run.run) for run in runs)
+    every = [(_section(runs, outline), quiet and outline.needs_communication) for outline in OUTLINES]
+    silent = [section for section, folds in every if folds or section.is_empty]
+    folded = [_folded(silent)] if silent else []
+    return [*_compared(runs), *(section for section, _ in every if section not in silent), *folded, hta]
+
+
+def _folded(silent: list[Section]) -> Section:
+    """The sections in which there is nothing to see, as one line."""
+    titles = ", ".join(f"“{section.title}”" for section in silent)
+    return Section("nothing", "Nothing to show", f"The trace holds nothing for {titles}.", [])
 
 
 def file_tables(run: Analysed) -> list[Table]:
@@ -169,6 +189,7 @@ OUTLINES = [
             "volume": "Volume of every rank, step and kind",
             "backend": "What the backend ran",
         },
+        needs_communication=True,
     ),
     Outline(
         "overlap",
@@ -177,6 +198,7 @@ OUTLINES = [
         "at the same time counts in each of its rows. Click a bar to follow its layer through the page.",
         ("overlap",),
         {"overlap": "Overlap of every rank, step, layer, phase and kind", "hidden-by": "What hid each collective"},
+        needs_communication=True,
     ),
     Outline(
         "exposure",
@@ -184,6 +206,7 @@ OUTLINES = [
         "Every exposed nanosecond has one cause, from the evidence in the trace; hover for the knob that changes it.",
         ("exposure",),
         {"exposure": "Causes by rank, step, layer and phase", "ideal": "How short a step could be"},
+        needs_communication=True,
     ),
     Outline(
         "waiting",
@@ -200,6 +223,7 @@ OUTLINES = [
             "mismatches": "Collectives that not every rank has",
             "clocks": "Clocks of the hosts",
         },
+        needs_communication=True,
     ),
     Outline(
         "timeline",
@@ -212,8 +236,13 @@ OUTLINES = [
         "breakdown",
         "Where the time went",
         "The parts of a step add up to its length. Click a bar to see its rank elsewhere.",
-        ("breakdown",),
-        {"breakdown": "Breakdown of every rank and step", "pipeline": "Stages of the pipeline by micro-batch"},
+        ("breakdown", "idle", "kernels"),
+        {
+            "breakdown": "Breakdown of every rank and step",
+            "pipeline": "Stages of the pipeline by micro-batch",
+            "idle": "Idle time by what the device waited for",
+            "kernels": "The work that took longest",
+        },
     ),
     Outline(
         "memory",

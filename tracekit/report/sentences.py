@@ -13,6 +13,7 @@ from tracekit.analyzers.overlap import of_devices
 from tracekit.analyzers.volume import known_sum
 from tracekit.plan import shares as named
 from tracekit.plan.schema import PADDING
+from tracekit.report.busy import NO_COMMUNICATION, busy, is_without_communication, longest
 from tracekit.report.by_device import by_device
 from tracekit.report.caveats import caveats
 from tracekit.report.exposed import exposed
@@ -59,15 +60,18 @@ _WORTH_SAYING = 0.005
 def sentences(run: Run) -> list[str]:
     """Sentences about a run, one an entry: volume, exposed time, memory, what is missing.
 
+    Of a run without communication the first ones are on how busy its devices were, and with what.
+
     Numbers of time are means over the complete steps of all ranks; a volume that is not the same in all of them is
     given as a range.
     """
+    first = (
+        [busy(run), longest(run), NO_COMMUNICATION]
+        if is_without_communication(run)
+        else [pipelined(run), _volume(run), _backend(run), _coverage(run), exposed(run)]
+    )
     every = [
-        pipelined(run),
-        _volume(run),
-        _backend(run),
-        _coverage(run),
-        exposed(run),
+        *first,
         _memory(run),
         _overhead(run),
         *caveats(run),
@@ -77,7 +81,7 @@ def sentences(run: Run) -> list[str]:
 
 def _volume(run: Run) -> str | None:
     if run.collectives.is_empty():
-        return "No collective was found, so there is no communication to account for."
+        return "No collective was found, so there is no volume to account for."
     walk = _known_steps(run.table("ledger"))
     measured = walk.filter(pl.col("term") == MEASURED)["psi"].drop_nulls()
     if measured.is_empty():

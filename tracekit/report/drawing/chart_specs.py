@@ -113,6 +113,34 @@ def exposure(frame: pl.DataFrame, top: float | None = None) -> Spec:
     return _stacked(frame, "cause", colour, "exposed ms a step", tooltip, top=top)
 
 
+def idle(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """Idle time by what the device waited for, a bar a cause, a mean over steps.
+
+    Columns: cause, order, place, ms, told (what the cause means).
+    """
+    tooltip = [
+        nominal("cause"),
+        quantitative("ms", title="idle ms a step", format=",.3f"),
+        nominal("told", title="which is"),
+    ]
+    return _stacked(frame, "cause", {"value": style.ACTIVITY[style.IDLE]}, "idle ms a step", tooltip, top=top)
+
+
+def kernels(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """Work of each name, a bar a name, coloured by its class.
+
+    Columns: name, order, place, activity, ms, num, share.
+    """
+    tooltip = [
+        nominal("name"),
+        quantitative("ms", title="ms, summed", format=",.3f"),
+        quantitative("num", title="times", format=",.0f"),
+        quantitative("share", title="of all work", format=".1%"),
+    ]
+    colour = vl.coloured("activity", style.ACTIVITY, frame["activity"])
+    return _stacked(frame, "name", colour, "ms, summed over ranks and steps", tooltip, top=top)
+
+
 def waiting(frame: pl.DataFrame, top: float | None = None) -> Spec:
     """Time of each rank's matched collectives: transfer, or waiting for a later rank; a mean over steps.
 

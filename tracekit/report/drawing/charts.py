@@ -128,6 +128,20 @@ CHARTS = {
         "There are no steps with work to take apart.",
         _longest_bar("row"),
     ),
+    "idle": Chart(
+        "Idle time by cause",
+        chart_rows.idle_rows,
+        chart_specs.idle,
+        highest=_longest_bar("cause"),
+        caption="What devices waited for while idle",
+    ),
+    "kernels": Chart(
+        "The work that took longest",
+        chart_rows.kernel_rows,
+        chart_specs.kernels,
+        highest=_longest_bar("name"),
+        caption="The work that took longest",
+    ),
     "memory": Chart(
         "Memory over time",
         chart_rows.memory_rows,
