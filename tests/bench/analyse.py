@@ -30,7 +30,7 @@ def ours(folder: Path) -> None:
     """Read, and answer what HTA's four analyses answer, and who waited for whom besides."""
     import tracekit
     from tracekit.analyzers.breakdown import breakdown
-    from tracekit.analyzers.exposure import exposure
+    from tracekit.analyzers.causes.exposure import exposure
     from tracekit.analyzers.overlap import overlap
     from tracekit.analyzers.skew import skew, stragglers
 

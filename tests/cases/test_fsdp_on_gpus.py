@@ -13,9 +13,9 @@ import pytest
 from gpu import COMPUTE_STREAM, ERAS, GATHER_STREAM, REDUCE_STREAM, Rank
 
 import tracekit
-from tracekit.analyzers.advice import ADVICE
 from tracekit.analyzers.breakdown import breakdown
-from tracekit.analyzers.exposure import exposure, ideal
+from tracekit.analyzers.causes.advice import ADVICE
+from tracekit.analyzers.causes.exposure import exposure, ideal
 from tracekit.analyzers.groups import concurrency
 from tracekit.analyzers.overlap import overlap
 from tracekit.analyzers.skew import skew, stragglers

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tracekit
 from tracekit.analyzers.breakdown import breakdown
-from tracekit.analyzers.exposure import exposure
+from tracekit.analyzers.causes.exposure import exposure
 from tracekit.analyzers.overlap import overlap
 
 END = 120

@@ -137,7 +137,11 @@ def _section(runs: list[Analysed], outline: Outline) -> Section:
     panels: list[Panel] = []
     for i, run in enumerate(runs):
         figures = [figure for of_runs in charts if (figure := of_runs[i])]
-        tables = [first_rows(run.tables[name], title) for name, title in outline.tables.items()]
+        tables = [
+            first_rows(run.tables[name], title)
+            for name, title in outline.tables.items()
+            if run.tables[name].height or name not in _ONLY_WITH_ROWS
+        ]
         # A section without charts shows something before it is clicked.
         opened = [replace(tables[0], open=True), *tables[1:]] if not charts else tables
         panels.append(Panel(run.name, figures, opened))
@@ -267,6 +271,8 @@ HTA = Outline(
     },
 )
 """The section that is made only when asked for: HTA takes as long as all the rest."""
+# Tables about what few runs have: others are shown empty, which is an answer, too.
+_ONLY_WITH_ROWS = ("pipeline",)
 _WITHOUT_HTA = (
     "HolisticTraceAnalysis' view of the same trace takes as long as all the rest: tracekit report --hta adds it."
 )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from tracekit.analyzers.advice import CAUSES
+from tracekit.analyzers.causes.advice import CAUSES
+from tracekit.analyzers.causes.idle import CAUSES as IDLE_CAUSES
 from tracekit.analyzers.complete_steps import of_complete_steps
-from tracekit.analyzers.idle import CAUSES as IDLE_CAUSES
 from tracekit.layer_names import layer_label
 from tracekit.report.drawing import style, thinning
 from tracekit.report.drawing.thinning import mib, ms

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 from fakes import SMALL, collective, manifest_of, run_of, step, work
 
-from tracekit.analyzers.advice import ADVICE
-from tracekit.analyzers.exposure import exposure, ideal
+from tracekit.analyzers.causes.advice import ADVICE
+from tracekit.analyzers.causes.exposure import exposure, ideal
 from tracekit.analyzers.overlap import overlap
 
 US = 1_000

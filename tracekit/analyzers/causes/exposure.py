@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit import common_columns as c
 from tracekit import intervals
-from tracekit.analyzers.advice import CAUSES, GATHERS, advice
+from tracekit.analyzers.causes.advice import CAUSES, GATHERS, advice
 from tracekit.analyzers.overlap import KIND, communication
 from tracekit.model.device_time import DEVICE_KEY
 from tracekit.table_schema import Column, Groupings, Schema

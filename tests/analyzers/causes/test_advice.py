@@ -6,7 +6,7 @@ import pytest
 from fakes import SMALL, manifest_of
 from msgspec.structs import replace
 
-from tracekit.analyzers.advice import ADVICE, advice
+from tracekit.analyzers.causes.advice import ADVICE, advice
 from tracekit.manifest import Precision, Unit
 from tracekit.strategies import STRATEGIES
 
