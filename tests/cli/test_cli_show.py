@@ -78,7 +78,10 @@ def test_choosing_and_ordering(args, durations, capsys):
         (["steps", "x", "--sort", "dur"], "--sort dur is not a column: did you mean dur_ns?"),
         (["steps", "x", "--columns", "rank,durns"], "--columns durns is not a column: did you mean dur_ns?"),
         (["steps", "x", "--sort", "rank:down"], "--sort rank:down ends in 'down': use rank:asc or rank:desc"),
-        (["steps", "x", "--by", "layer"], "steps has no --by: only overlap, volume, ledger, exposure can be grouped"),
+        (
+            ["steps", "x", "--by", "layer"],
+            "steps has no --by: only overlap, idle, volume, ledger, exposure can be grouped",
+        ),
     ],
 )
 def test_wrong_questions_are_one_sentence_and_exit_2(args, sentence, capsys):
@@ -143,3 +146,32 @@ def test_the_shell_completes_the_names_of_tables():
     done = subprocess.run(program, capture_output=True, text=True, check=False, env={**os.environ, **asked})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [name for name in table_registry.names() if name.startswith("hta-")]
+
+
+def windows(*steps):
+    return pl.DataFrame(
+        [(0, 0, number, 0, 10, complete, reason) for number, complete, reason in steps],
+        schema={"rank": pl.Int32, "cycle": pl.Int32, "step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64,
+                "complete": pl.Boolean, "reason": pl.String}, orient="row",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "note"),
+    [
+        (windows((5, True, None), (6, False, "the clock jumped")), "not whole: step 6 of rank 0 (the clock jumped)"),
+        (windows((5, False, "a"), (6, False, None)), "not whole: step 5 of rank 0 (a), and 1 more (show steps)"),
+        (
+            windows((6, False, "the file\x1b[2J ends early")),
+            "not whole: step 6 of rank 0 (the file\\x1b[2J ends early)",
+        ),
+        (windows((5, True, None), (6, True, None)), None),
+    ],
+)
+def test_rows_of_steps_that_are_not_whole_are_told(steps, note, monkeypatch, capsys):
+    work = pl.DataFrame({"rank": [0, 0], "step": [5, 6], "dur_ns": [1, 2]}, schema_overrides={"rank": pl.Int32})
+    made = FakeRun(name="fsdp2", paths=[], steps=steps, work=work)
+    monkeypatch.setattr(tracekit, "open", lambda paths, **_: made, raising=False)
+    assert cli.run(["show", "work", "x", "--format", "table"]) == 0
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not whole")]
+    assert found == ([] if note is None else [note])

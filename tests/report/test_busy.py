@@ -23,9 +23,12 @@ def run_with(*kernels, end=1000):
 
 def test_busy_and_idle_come_first_with_the_cause():
     run = run_with(kernel(0, 100, issued=0), kernel(300, 400, issued=290))
-    assert sentences(run)[:3] == [
+    first = (
         "Devices were busy 50 % of a step of 400.0 µs; 100 % of the idle time passed because the CPU issued the next "
-        + "work after the device had run dry.",
+        "work after the device had run dry."
+    )
+    assert sentences(run)[:3] == [
+        first,
         "The work that took longest, as a share of all of it: gemm (100 %).",
         NO_COMMUNICATION,
     ]

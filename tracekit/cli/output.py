@@ -64,7 +64,24 @@ def write_table(
         runs=[*run.paths, *inputs],
         keep=tuple(asked.columns),
         title=f"{table.name} of {plain_line(run.name)}: {table.answers}{cut}",
+        notes=_on_steps(run, shown) if table.name != "steps" and pick_format(chosen, output) is Format.TABLE else (),
     )
+
+
+def _on_steps(run: Run, shown: pl.DataFrame) -> list[str]:
+    """A note on the rows of steps that are not whole: their times are no times of a step."""
+    if not {"rank", "step"} <= set(shown.columns) or "complete" in shown.columns:
+        return []
+    keys = ["rank", "step"]
+    cut = run.steps.filter(~run.steps["complete"]).join(
+        shown.select(keys).unique(), on=keys, how="semi", nulls_equal=True
+    )
+    if cut.is_empty():
+        return []
+    rank, number, reason = cut.select("rank", "step", "reason").row(0)
+    which = f"step {number} of rank {rank}" if number is not None else f"the window of rank {rank}"
+    more = f", and {cut.height - 1} more (show steps)" if cut.height > 1 else ""
+    return [f"not whole: {which} ({plain_line(reason or 'no reason is known')}){more}"]
 
 
 def write(
@@ -79,6 +96,7 @@ def write(
     title: str = "",
     units: Mapping[str, tuple[int, str]] | None = None,
     keep: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
 ) -> None:
     """Writes the frame to the output, or to stdout, in the chosen format.
 
@@ -88,7 +106,7 @@ def write(
     path = None if output is None or str(output) == "-" else output
     form = pick_format(chosen, path)
     if path is None and form is Format.TABLE:
-        terminal.draw(frame, console(), title=title, units=units, keep=keep)
+        terminal.draw(frame, console(), title=title, units=units, keep=keep, notes=notes)
     elif path is None:
         if form is Format.PARQUET and sys.stdout.isatty():
             raise UsageError("Parquet is not for a terminal: name a file with -o, or pipe it on")
@@ -98,7 +116,7 @@ def write(
         sys.stdout.buffer.flush()
     elif form is Format.TABLE:
         with files.open_output(path, force=force, runs=runs) as stream:
-            terminal.draw(frame, console(stream), title=title, units=units, keep=keep)
+            terminal.draw(frame, console(stream), title=title, units=units, keep=keep, notes=notes)
         files.announce(path)
     else:
         with files.open_output(path, force=force, runs=runs, binary=True) as stream:

@@ -77,8 +77,9 @@ def draw(
     title: str = "",
     units: Mapping[str, tuple[int, str]] | None = None,
     keep: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """Prints the table. Labels in `keep` stay even where they are the same throughout."""
+    """Prints the table and `notes` under it. Labels in `keep` stay even where they are the same throughout."""
     from rich.table import Table
     from rich.text import Text
 
@@ -98,7 +99,7 @@ def draw(
     for row in zip(*(column.cells for column in fitting), strict=True):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
-    for note in _notes(constant, hidden):
+    for note in [*_notes(constant, hidden), *notes]:
         console.print(Text(note, style="dim"), soft_wrap=True)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.analyzers.complete_steps import of_complete_steps_alone
+from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.analyzers.overlap import of_devices
 from tracekit.report.by_device import several_devices
 
@@ -44,12 +44,14 @@ def description(run: Run) -> dict[str, Any]:
 def summary(run: Run) -> dict[str, Number]:
     """The numbers that runs are compared by, means over complete steps and ranks unless named otherwise.
 
+    Where no step is complete they are over all steps, as the sentences are, and a sentence says so.
+
     Times are None where a rank has several devices: those stand apart in the tables, and no mean is of one of them.
     """
-    steps = of_complete_steps_alone(run, run.table("breakdown"))
+    steps = of_complete_steps(run, run.table("breakdown"))
     steps = steps.clear() if several_devices(run, steps) else steps
-    hidden = of_devices(run, of_complete_steps_alone(run, run.table("overlap", by=("rank", "step", "device"))))
-    moved = of_complete_steps_alone(run, run.table("totals"))
+    hidden = of_devices(run, of_complete_steps(run, run.table("overlap", by=("rank", "step", "device"))))
+    moved = of_complete_steps(run, run.table("totals"))
     hidden = hidden.clear() if several_devices(run, hidden) else hidden
     comm = int(hidden["comm_ns"].sum())
     return {

@@ -199,7 +199,8 @@ OUTLINES = [
         "overlap",
         "What was hidden",
         "Communication that ran under compute costs nothing; the exposed rest is what a step waits for. What runs "
-        "at the same time counts in each of its rows. Click a bar to follow its layer through the page.",
+        "at the same time counts in each of its rows, and in the step that launched it, even where it ended later. "
+        "Click a bar to follow its layer through the page.",
         ("overlap",),
         {"overlap": "Overlap of every rank, step, layer, phase and kind", "hidden-by": "What hid each collective"},
         needs_communication=True,
@@ -239,7 +240,8 @@ OUTLINES = [
     Outline(
         "breakdown",
         "Where the time went",
-        "The parts of a step add up to its length. Click a bar to see its rank elsewhere.",
+        "The parts of a step add up to its length. Time counts where it passed: what a step launched and its device "
+        "did after the next one had begun is the next one's. Click a bar to see its rank elsewhere.",
         ("breakdown", "idle", "kernels"),
         {
             "breakdown": "Breakdown of every rank and step",
