@@ -92,6 +92,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": depth,
         "help": "parameters with fewer elements stay gathered; DeepSpeed's own 1e5 or all vectors, if less",
     },
+    "model-persistence-numel": {
+        "type": depth,
+        "help": "elements that stay gathered in all, the first parameters that fit; DeepSpeed's own: no limit",
+    },
     "max-reuse-numel": {
         "type": depth,
         "help": "keep a parameter that is used again within so many elements; DeepSpeed's own 1e9, or 0 below 1e9 "

@@ -209,6 +209,7 @@ class _Options(msgspec.Struct, frozen=True):
     stage3_max_reuse_distance: Measure | None = None
     stage3_max_live_parameters: Measure | None = None
     stage3_param_persistence_threshold: Measure | None = None
+    stage3_model_persistence_threshold: Measure | None = None
     ignored_parameters: list[str] | None = None
     grad_accum_dtype: str | None = None
 

@@ -99,6 +99,7 @@ _STAGES_1_AND_2 = _STAGES | {"use_multi_rank_bucket_allreduce", "check_grad_over
 _STAGE_3 = _STAGES | {
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
     "stage3_max_reuse_distance",
     "stage3_max_live_parameters",
 }

@@ -10,6 +10,7 @@ from runners.strategies.deepspeed_engine import DeepSpeed
 LIMITS = {
     "stage3_prefetch_bucket_size": "prefetch_numel",
     "stage3_param_persistence_threshold": "persistence_numel",
+    "stage3_model_persistence_threshold": "model_persistence_numel",
     "stage3_max_reuse_distance": "max_reuse_numel",
 }
 
@@ -17,7 +18,7 @@ LIMITS = {
 class Zero3DeepSpeed(DeepSpeed):
     """Stage 3: parameters partitioned too, each gathered where a module uses it and in blocks ahead of it."""
 
-    takes = DeepSpeed.takes | {"prefetch-numel", "persistence-numel", "max-reuse-numel"}
+    takes = DeepSpeed.takes | {"prefetch-numel", "persistence-numel", "model-persistence-numel", "max-reuse-numel"}
     stage = 3
 
     def settings(self) -> dict[str, Any]:

@@ -61,6 +61,13 @@ OPTIONS = [
     ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--bucket-numel", "900")),
     ("zero3-deepspeed", ("--activation-checkpointing", "--prefetch-numel", "600")),
     ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--prefetch-numel", "600")),
+    ("zero3-deepspeed", ("--tie-embeddings", "--prefetch-numel", "600", "--micro-batches", "2")),
+    ("zero3-deepspeed", ("--tie-embeddings", "--activation-checkpointing", "--max-reuse-numel", "3000")),
+    ("zero3-deepspeed", (*PREFIX, "--layers", "3")),
+    ("zero3-deepspeed", (*PREFIX, "--layers", "4", "--activation-checkpointing", "--prefetch-numel", "2000")),
+    ("zero3-deepspeed", ("--freeze", "tok", "--freeze", "layers", "--activation-checkpointing")),
+    ("zero3-deepspeed", ("--persistence-numel", "300", "--model-persistence-numel", "900")),
+    ("zero3-deepspeed", ("--model", "odd", "--layers", "3", "--bucket-numel", "3000", "--persistence-numel", "600")),
     ("fsdp1", (*ODD, *NO_SYNC, "--clip-grad-norm", "0.5", "--forward-prefetch", "1")),
     ("fsdp1", ("--compile", "blocks")),
     ("fsdp1", ("--compile", "model")),
@@ -111,6 +118,8 @@ RANKS = {
     ("fsdp1", ("--micro-batches", "2", *CLIP)): 1,
     ("zero2-fsdp1", NO_SYNC): 1,
     ("fsdp2-tp", ("--tp", "1", *CLIP)): 2,
+    # Partitions of four ranks are padded.
+    ("zero3-deepspeed", ("--model", "odd", "--layers", "3", "--bucket-numel", "3000", "--persistence-numel", "600")): 4,
 }
 CASES = [*((strategy, ()) for strategy in STRATEGIES), *OPTIONS]
 RECORDER_MISSES = "BF16_Optimizer"  # its master weights are not among what the recorder counts

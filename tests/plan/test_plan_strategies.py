@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tracekit.manifest import Axis, Buffer, Precision, Unit
 from tracekit.plan import plan, terms, terms_by_place
-from tracekit.plan.stage3_fetching import Limits, fetches, visits
+from tracekit.plan.stage3_fetching import Limits, Use, fetches, persistent, visits
 from tracekit.strategies import STRATEGIES
 from tracekit.theory import strategy_stage, zero_communication_volume
 
@@ -241,9 +241,13 @@ MODEL = [
 ]
 
 
+def uses(parameters):
+    return [Use(one.name.rpartition(".")[0], one) for one in parameters]
+
+
 def gathers(**limits):
     limits = Limits(**{"prefetch": 0, "reuse": 0, "live": 10**9, "persistence": 0, **limits})
-    return [(f.module, f.phase, [p.name for p in f.parameters]) for f in fetches(visits(MODEL), limits)]
+    return [(f.module, f.phase, [p.name for p in f.parameters]) for f in fetches(visits(uses(MODEL)), limits)]
 
 
 def test_stage_3_gathers_each_module_in_forward_and_backward():
@@ -262,7 +266,7 @@ def test_stage_3_keeps_what_is_used_again_soon():
 
 def test_stage_3_gathers_what_it_recomputes_but_for_the_last_module():
     block = [parameter(f"layers.0.{name}.weight", 10, layer="layers.0") for name in ("q", "k", "v")]
-    order = visits([*MODEL[:1], *block, *MODEL[3:]], ["layers.0"])
+    order = visits(uses([*MODEL[:1], *block, *MODEL[3:]]), ["layers.0"])
     made = fetches(order, Limits(prefetch=0, reuse=0, live=10**9, persistence=0))
     backward = [fetch.module.rpartition(".")[2] for fetch in made if fetch.phase == "backward"]
     # v is entered first and stays until its own backward; q and k are gathered again before they are left.
@@ -271,7 +275,7 @@ def test_stage_3_gathers_what_it_recomputes_but_for_the_last_module():
 
 def test_stage_3_enters_a_block_and_its_wrapper_and_recomputes_the_block_alone():
     block = [parameter(f"layers.0.{name}.weight", 10, layer="layers.0") for name in ("q", "k")]
-    order = visits([*MODEL[:1], *block, *MODEL[3:]], ["layers.0"])
+    order = visits(uses([*MODEL[:1], *block, *MODEL[3:]]), ["layers.0"])
     entered = {phase: [visit.module for visit in order if visit.phase == phase] for phase in ("forward", "backward")}
     around, first, last = ["layers.0", "layers.0"], "layers.0.q", "layers.0.k"
     assert entered["forward"] == ["", "emb", *around, first, last, "out"]
@@ -290,11 +294,53 @@ def test_stage_3_enters_a_block_and_its_wrapper_and_recomputes_the_block_alone()
 def test_stage_3_frees_frozen_parameters_with_the_module_that_recomputed_them():
     names = ("q", "k", "v")
     block = [parameter(f"layers.0.{name}.weight", 10, layer="layers.0", requires_grad=name != "q") for name in names]
-    order = visits([*MODEL[:1], *block, *MODEL[3:]], ["layers.0"])
+    order = visits(uses([*MODEL[:1], *block, *MODEL[3:]]), ["layers.0"])
     # Everything but q stays, for its later use; q is gathered again for its own backward.
     made = fetches(order, Limits(prefetch=0, reuse=10**9, live=10**9, persistence=0))
     backward = [fetch.module for fetch in made if fetch.phase == "backward"]
     assert backward == ["layers.0.q"]
+
+
+def test_stage_3_gathers_a_tied_parameter_at_each_of_its_modules():
+    tied = parameter("out.weight", 10, tied_to="emb.weight")
+    manifest = manifest_of("zero3-deepspeed", [*MODEL[:3], tied], units=("layers.0", "layers.1", ""))
+    none = {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+    manifest = replace(manifest, options=none)
+    gathered = plan(manifest).filter(kind="all_gather").select("layer", "phase", "payload_numel").rows()
+    # From out in forward to out in backward nothing lies between, but no reuse is looked for.
+    root, blocks = ("", 10), [("layers.0", 20), ("layers.1", 20)]
+    forward, backward = [root, *blocks, root], [root, *blocks[::-1], root]
+    ways = [("forward", forward), ("backward", backward)]
+    assert gathered == [(layer, phase, numel) for phase, calls in ways for layer, numel in calls]
+    assert dict(terms(manifest).select("term", "numel").iter_rows())["parameters gathered more than twice"] == 20
+
+
+def test_stage_3_enters_no_backward_of_what_comes_before_all_that_is_trained():
+    frozen = [replace(one, requires_grad=False) for one in MODEL[:2]]
+    block = [parameter(f"layers.1.{name}.weight", 10, layer="layers.1", requires_grad=name != "q") for name in "qkv"]
+    for recomputed, entered in (((), ["out", "v", "k"]), (["layers.0", "layers.1"], ["out", "v", "q", "k", "k"])):
+        order = visits(uses([*frozen, *block, *MODEL[3:]]), recomputed)
+        made = fetches(order, Limits(prefetch=0, reuse=0, live=10**9, persistence=0))
+        # What is recomputed takes the frozen part of its block again, but not the blocks before.
+        assert [fetch.module[-3:].strip(".1") for fetch in made if fetch.phase == "backward"] == entered
+
+
+@pytest.mark.parametrize(
+    ("persistence", "most", "kept"),
+    [
+        (10, 100, ["emb", "out"]),
+        (10, 10, ["emb"]),
+        (10, 9, []),
+        (20, 30, 2),
+        (20, 40, ["emb", "layers.0.w", "out"]),
+        (20, 59, 3),
+        (20, 60, 4),
+    ],
+)
+def test_stage_3_keeps_the_first_small_parameters_that_fit(persistence, most, kept):
+    limits = Limits(prefetch=0, reuse=0, live=10**9, persistence=persistence, most_persistent=most)
+    found = [one.name.removesuffix(".weight") for one in persistent(MODEL, limits)]
+    assert found == (["emb", "layers.0.w", "layers.1.w", "out"][:kept] if isinstance(kept, int) else kept)
 
 
 def test_stage_3_counts_recomputation_beyond_the_theory():

@@ -148,10 +148,29 @@ def test_the_plan_spells_buckets_as_the_model_finds_them_in_a_trace(bucket, call
     assert found.select("layer", "phase").rows() == sent.select("layer", "phase").rows()
 
 
-def test_reduce_scatters_that_are_no_buckets_are_not_called_parts_of_them():
-    manifest = deepspeed(bucket=12, grad_order=["last", "b.weight", "a.weight", "first"])
-    columns = {"row": [0, 1, 2, 3], "in_numel": [8, 4, 4, 8], "issued_ns": [0, 1, 2, 3]}
+ODD = [parameter("first", 5), parameter("a.w", 7, layer="a"), parameter("b.w", 3, layer="b"), parameter("last", 8)]
+PADDED = ["last", "b.w", "a.w", "first"]
+
+
+# Three ranks pad 8, 3, 7 and 5 elements to 9, 3, 9 and 6; the sums of two passes are followed as well as those of one.
+@pytest.mark.parametrize(
+    ("ranks", "sent", "layers"),
+    [
+        (3, [12, 15], ["(root)..b", "a..(root)"]),
+        (3, [9, 3, 9, 6], ["", "b", "a", ""]),
+        (3, [27, 12, 15], ["(root)..a", "(root)..b", "a..(root)"]),
+        (1, [11, 12], ["(root)..b", "a..(root)"]),
+        # Parts that are no whole gradients, and a pass that is cut short.
+        (2, [8, 4, 4, 8], [None] * 4),
+        (3, [12, 9], [None] * 2),
+        (3, [11, 12], ["(root)..b", "a..(root)"]),
+    ],
+)
+def test_reduce_scatters_of_padded_gradients_are_buckets_and_others_are_not(ranks, sent, layers):
+    manifest = manifest_of("zero3-deepspeed", ODD, ranks=ranks, grad_order=PADDED)
+    columns = {"row": range(len(sent)), "in_numel": sent, "out_numel": [numel // ranks for numel in sent]}
     same = {"rank": 0, "cycle": 0, "step": 5, "kind": "reduce_scatter", "phase": "backward"}
     unknown = [pl.lit(None, pl.String).alias(name) for name in ("layer", "layer_from")]
-    seen = pl.DataFrame(columns).with_columns(*(pl.lit(value).alias(name) for name, value in same.items()), *unknown)
-    assert with_bucket_layers(seen, manifest)["layer"].to_list() == [None] * 4
+    seen = pl.DataFrame(columns).with_columns(pl.col("row").alias("issued_ns"), pl.col("row").cast(pl.UInt32))
+    seen = seen.with_columns(*(pl.lit(value).alias(name) for name, value in same.items()), *unknown)
+    assert with_bucket_layers(seen, manifest)["layer"].to_list() == layers

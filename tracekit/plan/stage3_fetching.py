@@ -8,6 +8,9 @@ Entering a module gathers its own parameters, if they are not there, and then as
 prefetch bucket holds, be they of the backward. Leaving it frees them, unless they are used again within
 `max_reuse_distance` elements or the prefetcher has passed over a later use while they were there. What is frozen and
 used to recompute a block stays until the module is left whose backward asked for it, and is freed then in any case.
+
+Modules before all that is trained have no backward: the hooks that enter it lie on outputs that need a gradient
+(`PreBackwardFunctionForModule`). A tied parameter is used, and fetched, by each of its modules.
 """
 
 from __future__ import annotations
@@ -16,18 +19,26 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
     from tracekit.manifest import Parameter
 
 
 class Limits(NamedTuple):
-    """DeepSpeed's settings, in elements."""
+    """DeepSpeed's settings, in elements; parameters up to `persistence` stay gathered, `most_persistent` in all."""
 
     prefetch: int
     reuse: int
     live: int
     persistence: int
+    most_persistent: int = 1 << 62
+
+
+class Use(NamedTuple):
+    """A module and a parameter of its own, which may be another one's too."""
+
+    module: str
+    parameter: Parameter
 
 
 class Visit(NamedTuple):
@@ -47,7 +58,7 @@ class Fetch(NamedTuple):
     parameters: list[Parameter]
 
 
-def visits(forward: Sequence[Parameter], recomputed: Sequence[str] = ()) -> list[Visit]:
+def visits(forward: Sequence[Use], recomputed: Sequence[str] = ()) -> list[Visit]:
     """The modules of one forward and backward, containers included, for parameters in the order of their use.
 
     Blocks that are `recomputed` run forward again in backward, once their last module with a saved input has been
@@ -55,30 +66,44 @@ def visits(forward: Sequence[Parameter], recomputed: Sequence[str] = ()) -> list
     is not entered for the second run.
     """
     own: dict[str, list[Parameter]] = {}
-    for parameter in forward:
-        own.setdefault(parameter.name.rpartition(".")[0], []).append(parameter)
+    for module, parameter in forward:
+        own.setdefault(module, []).append(parameter)
+    asked = _with_backward(own)
     leaves = {block: [leaf for leaf in own if leaf.startswith(f"{block}.")] for block in recomputed}
-    wrapped = {block: again for block, again in leaves.items() if again}
-    backward = _wrapped(_entered(list(own)[::-1], own, "backward"), wrapped)
-    for block, again in wrapped.items():
-        last = next(place for place, visit in enumerate(backward) if visit.module == again[-1])
-        backward[last] = backward[last]._replace(held=True)
-        inside = [visit for visit in _entered(again, own, "backward") if f"{visit.module}.".startswith(f"{block}.")]
-        backward[last + 1 : last + 1] = inside
+    wrapped = {block: inside for block, inside in leaves.items() if inside}
+    again = {block: inside for block, inside in wrapped.items() if any(leaf in asked for leaf in inside)}
+    backward = _wrapped(_entered(asked[::-1], own, "backward"), again)
+    for block, inside in again.items():
+        first = next(place for place, visit in enumerate(backward) if visit.module in inside)
+        backward[first] = backward[first]._replace(held=True)
+        entered = [one for one in _entered(inside, own, "backward") if f"{one.module}.".startswith(f"{block}.")]
+        backward[first + 1 : first + 1] = entered
     return [*_wrapped(_entered(list(own), own, "forward"), wrapped), *backward]
 
 
-def fetches(order: Sequence[Visit], limits: Limits) -> list[Fetch]:
-    """The gathers of one forward and backward, in their order; small ones that persist never need one."""
-    return [fetch for gathered, _ in played(order, limits) for fetch in gathered]
+def persistent(parameters: Iterable[Parameter], limits: Limits) -> list[Parameter]:
+    """Parameters that stay gathered, of those in registration order (`mark_persistent_parameters`)."""
+    kept: list[Parameter] = []
+    held = 0
+    for parameter in parameters:
+        if parameter.numel <= limits.persistence and held + parameter.numel <= limits.most_persistent:
+            kept.append(parameter)
+            held += parameter.numel
+    return kept
 
 
-def played(order: Sequence[Visit], limits: Limits) -> Iterator[tuple[list[Fetch], int]]:
+def fetches(order: Sequence[Visit], limits: Limits, persistent: Collection[str] = ()) -> list[Fetch]:
+    """The gathers of one forward and backward, in their order; parameters that are `persistent` never need one."""
+    return [fetch for gathered, _ in played(order, limits, persistent) for fetch in gathered]
+
+
+def played(
+    order: Sequence[Visit], limits: Limits, persistent: Collection[str] = ()
+) -> Iterator[tuple[list[Fetch], int]]:
     """Step by step, what is gathered on entering a module, and how many elements are there before it is left."""
     queue = deque((parameter, step) for step, visit in enumerate(order) for parameter in visit.parameters)
-    numels = {parameter.name: parameter.numel for visit in order for parameter in visit.parameters}
-    persistent = {name for name, numel in numels.items() if numel <= limits.persistence}
-    there, last_seen = set(persistent), dict.fromkeys(numels, -1)
+    names = {parameter.name for visit in order for parameter in visit.parameters}
+    there, last_seen = set(persistent), dict.fromkeys(names, -1)
     live = 0
     holder: str | None = None
     borrowed: list[Parameter] = []
@@ -121,6 +146,13 @@ def played(order: Sequence[Visit], limits: Limits) -> Iterator[tuple[list[Fetch]
             if parameter.name in there and parameter.name not in persistent:
                 there.discard(parameter.name)
                 live -= parameter.numel
+
+
+def _with_backward(own: dict[str, list[Parameter]]) -> list[str]:
+    """Modules whose output needs a gradient: from the first that has anything to train."""
+    leaves = list(own)
+    trained = [any(parameter.requires_grad for parameter in own[leaf]) for leaf in leaves]
+    return leaves[trained.index(True) :] if any(trained) else []
 
 
 def _entered(leaves: Iterable[str], own: dict[str, list[Parameter]], phase: str) -> list[Visit]:

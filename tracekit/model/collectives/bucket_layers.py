@@ -32,11 +32,19 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
         numels = group["in_numel"].to_list()
         kinds = set(group["kind"])
         spans = None if kinds == {"reduce"} else _bucket_spans(numels, gradients)
+        if spans is None and kinds == {"reduce_scatter"}:
+            spans = _bucket_spans(numels, _padded(gradients, group))
         # Reductions to owners send a bucket in parts; so does an all-reduce of a gradient that no bucket can hold.
         if spans is None and kinds in ({"reduce"}, {"all_reduce"}):
             spans = _bucket_spans(numels, gradients, parts=True)
         found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
     return _with_found(collectives, found)
+
+
+def _padded(gradients: list[tuple[int, str]], group: pl.DataFrame) -> list[tuple[int, str]]:
+    """Return the gradients as DeepSpeed's stage 3 sends them, each padded to a multiple of the ranks."""
+    ranks = max(group["in_numel"][0] // (group["out_numel"][0] or 1), 1)
+    return [(-(-numel // ranks) * ranks, layer) for numel, layer in gradients]
 
 
 def _with_unit_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:

@@ -22,7 +22,7 @@ from tracekit.plan.gradient_buckets import bucket_layer, gradients
 from tracekit.plan.holding import DEEPSPEED_STATE_BYTES, STEP_BYTES, Holding
 from tracekit.plan.inputs import SHARD, axis_size, option, own_parameters, total, trainable
 from tracekit.plan.schema import Call, Term, item_size
-from tracekit.plan.stage3_fetching import Limits, fetches, played, visits
+from tracekit.plan.stage3_fetching import Limits, Use, fetches, persistent, played, visits
 from tracekit.plan.strategies import zero2
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def absent(manifest: Manifest) -> Iterator[Term]:
     for fetch in _fetches(manifest):
         for parameter in fetch.parameters:
             times[parameter.name] = times.get(parameter.name, 0) + 1
-    for parameter in persistent(manifest):
+    for parameter in kept_gathered(manifest):
         times[parameter.name] = times.get(parameter.name, 0) + 1
     sent = {parameter.name for parameter in gradients(manifest)}
     for parameter in own_parameters(manifest):
@@ -73,7 +73,7 @@ def memory(manifest: Manifest, _rank: int) -> Holding:
     gradients = trained * (item_size(accumulated) if accumulated else size)
     bucket = zero2.bucket_numel(manifest) * size
     state = DEEPSPEED_STATE_BYTES * trained + STEP_BYTES
-    held = (part + total(persistent(manifest))) * size
+    held = (part + sum(padded(parameter, ranks) for parameter in kept_gathered(manifest))) * size
     return Holding(held, state, gradients, gradients, peak_numel(manifest) * size, 2 * bucket, bucket)
 
 
@@ -84,33 +84,62 @@ def padded(parameter: Parameter, ranks: int) -> int:
 
 def peak_numel(manifest: Manifest) -> int:
     """The most elements that are gathered at once, beside those that stay so."""
-    order, limits = _order(manifest)
-    return max((live for _, live in played(order, limits)), default=0) if axis_size(manifest) > 1 else 0
+    if axis_size(manifest) == 1:
+        return 0
+    return max((live for _, live in played(_order(manifest), _limits(manifest), _kept_names(manifest))), default=0)
+
+
+def kept_gathered(manifest: Manifest) -> list[Parameter]:
+    """Parameters that are so small that they stay gathered."""
+    return persistent(own_parameters(manifest), _limits(manifest)) if axis_size(manifest) > 1 else []
 
 
 def _limits(manifest: Manifest) -> Limits:
     names = ("prefetch_bucket_size", "max_reuse_distance", "max_live_parameters", "param_persistence_threshold")
-    defaults = (PREFETCH_NUMEL, REUSE_NUMEL, LIVE_NUMEL, PERSISTENCE_NUMEL)
+    defaults = (PREFETCH_NUMEL, REUSE_NUMEL, LIVE_NUMEL, PERSISTENCE_NUMEL, Limits._field_defaults["most_persistent"])
+    names = (*names, "model_persistence_threshold")
     given = [option(manifest, f"stage3_{name}", default=value) for name, value in zip(names, defaults, strict=True)]
     return Limits(*map(int, given))
 
 
+def _kept_names(manifest: Manifest) -> set[str]:
+    return {parameter.name for parameter in kept_gathered(manifest)}
+
+
 def _fetches(manifest: Manifest) -> list[Fetch]:
-    return fetches(*_order(manifest)) if axis_size(manifest) > 1 else []
+    if axis_size(manifest) == 1:
+        return []
+    return fetches(_order(manifest), _limits(manifest), _kept_names(manifest))
 
 
-def _order(manifest: Manifest) -> tuple[list[Visit], Limits]:
-    """The modules of forward and backward, and the settings."""
-    used = own_parameters(manifest)
-    if manifest.grad_order:
-        place = {name: index for index, name in enumerate(manifest.grad_order)}
-        modules = dict.fromkeys(parameter.name.rpartition(".")[0] for parameter in used)
-        known = {name.rpartition(".")[0]: index for name, index in place.items()}
-        # Modules run in the reverse of the order in which their gradients are ready; without gradients, as registered.
-        if all(module in known for module in modules):
-            used = sorted(used, key=lambda parameter: -known[parameter.name.rpartition(".")[0]])
+def _order(manifest: Manifest) -> list[Visit]:
+    """The modules of forward and backward."""
     checkpointed = option(manifest, "activation_checkpointing", default=False)
-    return visits(used, [unit.name for unit in manifest.units if unit.name and checkpointed]), _limits(manifest)
+    return visits(_uses(manifest), [unit.name for unit in manifest.units if unit.name and checkpointed])
+
+
+def _uses(manifest: Manifest) -> list[Use]:
+    """Parameters by module, a tied one at each of its modules, in the order of use.
+
+    Modules run in the reverse of the order in which their gradients are ready. One without gradients of its own is
+    taken to follow the module that is registered before it.
+    """
+    by_name = {parameter.name: parameter for parameter in manifest.parameters}
+    modules: dict[str, list[Use]] = {}
+    for parameter in manifest.parameters:
+        own = by_name.get(parameter.tied_to or "", parameter)
+        module = parameter.name.rpartition(".")[0]
+        modules.setdefault(module, []).append(Use(module, own))
+    ready = dict.fromkeys(name.rpartition(".")[0] for name in reversed(manifest.grad_order or ()))
+    order = [module for module in ready if module in modules]
+    place = 0
+    for module in modules:
+        if module in ready:
+            place = order.index(module) + 1
+        else:
+            order.insert(place, module)
+            place += 1
+    return [use for module in order for use in modules[module]]
 
 
 def _gather(manifest: Manifest, fetch: Fetch, micro_batch: int, seen: dict[str, int]) -> Call:
@@ -120,8 +149,9 @@ def _gather(manifest: Manifest, fetch: Fetch, micro_batch: int, seen: dict[str, 
         seen[parameter.name] = seen.get(parameter.name, 0) + 1
     own = total(parameter for parameter in fetch.parameters if seen[parameter.name] <= 2)
     term = named.MICRO_BATCHES if micro_batch else None if own else named.RELEASED
+    rest = named.ALIGNMENT if own == total(fetch.parameters) else named.RELEASED
     place = (_unit(manifest, fetch.module), fetch.phase, micro_batch, "all_gather", SHARD, ranks, dtype)
-    return Call(*place, numel // ranks, numel, own, term=term, rest=named.ALIGNMENT)
+    return Call(*place, numel // ranks, numel, own, term=term, rest=rest)
 
 
 def _unit(manifest: Manifest, module: str) -> str:
@@ -142,13 +172,6 @@ def _reductions(manifest: Manifest, micro_batch: int) -> Iterator[Call]:
         yield Call(*place, numel, out, own, own * size, term=term, rest=named.ALIGNMENT)
 
 
-def persistent(manifest: Manifest) -> list[Parameter]:
-    """Parameters that are so small that they stay gathered."""
-    limit = _limits(manifest).persistence
-    kept = [parameter for parameter in own_parameters(manifest) if parameter.numel <= limit]
-    return kept if axis_size(manifest) > 1 else []
-
-
 def _step(manifest: Manifest) -> Iterator[Call]:
     ranks, dtype = axis_size(manifest), zero2.model_dtype(manifest)
     place = (None, "optimizer", None)
@@ -156,7 +179,7 @@ def _step(manifest: Manifest) -> Iterator[Call]:
         if dtype == "float16":
             yield Call(*place, "all_reduce", SHARD, ranks, "uint8", 1, 1, term=named.OVERFLOW)
         yield Call(*place, "all_reduce", SHARD, ranks, "float64", 1, 1, term=named.NORM)
-    for parameter in persistent(manifest):
+    for parameter in kept_gathered(manifest):
         numel = padded(parameter, ranks)
         own = (numel // ranks, numel, parameter.numel)
         yield Call(*place, "all_gather", SHARD, ranks, dtype, *own, rest=named.ALIGNMENT)
