@@ -6,6 +6,7 @@ import pytest
 from fakes import collective, run_of, step, work
 
 from tracekit.report.exposed import exposed
+from tracekit.report.sentences import sentences
 
 US = 1_000
 
@@ -41,6 +42,14 @@ def test_two_late_ranks_of_eight_are_named():
         "Exposed communication took 190.0 µs of a step of 400.0 µs (48 %); "
         "150.0 µs of it waits for ranks 2 and 5, which come later than the others."
     )
+
+
+def test_waiting_for_late_ranks_is_said_first_where_it_is_much_of_a_step():
+    assert sentences(tensor_parallel())[0].startswith(
+        "Exposed communication took 190.0 µs of a step of 400.0 µs (48 %); "
+    )
+    assert not sentences(tensor_parallel((2,), transfer=300))[0].startswith("Exposed communication")
+    assert not sentences(deep(80))[0].startswith("Exposed communication")
 
 
 def test_one_late_rank_is_named():

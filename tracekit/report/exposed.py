@@ -33,6 +33,8 @@ _DOES = {
 _WAITING = ("late rank", "waits for its sender", "waits for its receiver")
 # A cause is named where it has most of the exposed time; a place where it has a part worth looking at.
 _MOST, _WORTH = 0.5, 0.1
+# Exposed time of so much of a step that waits for others is the first thing to say.
+_MUCH = 0.25
 # Late ranks are named where they are so few, and come last to collectives with so much of all waiting. A rank whose own
 # wait is so small a part of the longest came about last.
 _MOST_NAMED, _NEARLY_ALL, _ABOUT_LAST = 3, 0.8, 0.1
@@ -48,6 +50,15 @@ def exposed(run: Run) -> str | None:
     # Of devices of one rank the parts stand apart, so that nothing is a part of their sum.
     clause = None if several_devices(run, steps) else _clause(run, total, steps.height)
     return f"{told}; {clause}." if clause else f"{told}."
+
+
+def comes_first(run: Run) -> bool:
+    """Whether exposed time is what to say first: much of a step waits for other ranks."""
+    steps = of_complete_steps(run, run.table("breakdown"))
+    length, total = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    by = of_complete_steps(run, run.table("exposure", by=("rank", "step", "cause")))
+    waited = _number(by.filter(pl.col("cause").is_in(_WAITING))["exposed_ns"].sum())
+    return total >= _MUCH * length > 0 and waited >= _MOST * total
 
 
 def _share(steps: pl.DataFrame) -> tuple[float, str] | None:

@@ -16,7 +16,7 @@ from tracekit.plan.schema import PADDING
 from tracekit.report.busy import NO_COMMUNICATION, busy, is_without_communication, longest
 from tracekit.report.by_device import by_device
 from tracekit.report.caveats import caveats
-from tracekit.report.exposed import exposed
+from tracekit.report.exposed import comes_first, exposed
 from tracekit.report.pipelined import pipelined
 from tracekit.strategies import title
 from tracekit.text import plain
@@ -68,7 +68,7 @@ def sentences(run: Run) -> list[str]:
     first = (
         [busy(run), longest(run), NO_COMMUNICATION]
         if is_without_communication(run)
-        else [pipelined(run), _volume(run), _backend(run), _coverage(run), exposed(run)]
+        else [pipelined(run), *_volume_and_time(run)]
     )
     every = [
         *first,
@@ -77,6 +77,12 @@ def sentences(run: Run) -> list[str]:
         *caveats(run),
     ]
     return [sentence for sentence in every if sentence]
+
+
+def _volume_and_time(run: Run) -> list[str | None]:
+    """The sentences on volume and on exposed time, the one that matters more first."""
+    volume, time = [_volume(run), _backend(run), _coverage(run)], exposed(run)
+    return [time, *volume] if time is not None and comes_first(run) else [*volume, time]
 
 
 def _volume(run: Run) -> str | None:
