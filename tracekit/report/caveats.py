@@ -16,6 +16,7 @@ from tracekit.model.step_marks import BY_OPTIMIZER
 from tracekit.model.steps import is_damage
 from tracekit.read.discovery.ranks import spans
 from tracekit.read.findings import MEMORY_ASKED_FOR
+from tracekit.report.gathers import gathered_often
 from tracekit.text import plain_line
 from tracekit.units import counted, duration
 
@@ -45,6 +46,7 @@ def caveats(run: Run) -> list[str]:
         _outside(run),
         _beside_devices(run),
         _cpu_memory_alone(run),
+        gathered_often(run),
         _of_unknown_kind(run),
         _first_step(run),
         _not_serial(run),
