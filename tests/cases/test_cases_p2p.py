@@ -45,7 +45,7 @@ def opened(folder: Path, *ranks: list[dict[str, Any]]) -> Run:
     return tracekit.open(folder, cache=False)
 
 
-# -- batches: the kernel of a group ---------------------------------------------------------------------------------
+# -- batches: the kernel of a group ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_two_batches_on_one_thread_stay_two_and_their_time_counts_once(tmp_path:
     assert run.table("volume")["coverage"].to_list() == [1.0, 1.0]
 
 
-# -- a send meets its recv ------------------------------------------------------------------------------------------
+# -- a send meets its recv -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,3 +240,47 @@ def test_each_rank_is_said_only_of_ranks_that_are_alike(
     tmp_path: Path, ranks: list[list[dict[str, Any]]], start: str
 ) -> None:
     assert sentences(opened(tmp_path, *ranks))[0].startswith(start)
+
+
+# -- peers of gloo: a place in the group stands among the operator's inputs ------------------------------------------
+
+
+def gloo(kind: str, at: int, dur: int, place: object) -> list[dict[str, Any]]:
+    """A send or recv over gloo: its operator, and the backend's span from the call to the end."""
+    name = {"send": "c10d::send", "recv": "c10d::recv_"}[kind]
+    op = span(name, at, 10)
+    op["args"] |= {"Input Dims": [[[64]], [], [], []], "Concrete Inputs": ["", "", place, "0"]}
+    ran = span(f"gloo:{kind}", at + 1, dur, cat="user_annotation")
+    ran["args"] |= {"Input Dims": [[64]]}
+    return [op, ran]
+
+
+def world(folder: Path, ranks: list[list[dict[str, Any]]]) -> Run:
+    for rank, events in enumerate(ranks):
+        marked = [step(5, 1000, 1000), span("aten::mm", 1001, 5), *events]
+        write(folder / f"rank{rank}.json", marked, rank=rank, world_size=len(ranks))
+    return tracekit.open(folder, cache=False)
+
+
+PLACES: list[tuple[Any, ...]] = [
+    ("a line of three", [gloo("send", 1100, 50, "1"), [*gloo("recv", 1050, 100, "0"), *gloo("send", 1200, 10, "2")],
+     gloo("recv", 1150, 60, "1")], {"peer"}),
+    ("numbers, not texts", [gloo("send", 1100, 50, 1), gloo("recv", 1050, 100, 0)], {"peer"}),
+    # Two lines of ranks 0, 2 and 1, 3 in groups of their own: places 0 and 1 are not ranks 0 and 1.
+    ("places in other groups", [gloo("send", 1100, 50, "1"), gloo("send", 1100, 50, "1"), gloo("recv", 1050, 100, "0"),
+     gloo("recv", 1050, 100, "0")], {None}),
+    ("to itself", [gloo("send", 1100, 50, "0"), gloo("recv", 1050, 100, "1")], {None}),
+    ("no number", [gloo("send", 1100, 50, "x"), gloo("recv", 1050, 100, "")], {None}),
+    ("beyond any rank", [gloo("send", 1100, 50, "99999999999999"), gloo("recv", 1050, 100, "-1")], {None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "matched"), rows(PLACES))
+def test_peers_of_gloo_are_told_by_the_operators_inputs(
+    tmp_path: Path, ranks: list[list[dict[str, Any]]], matched: set[str | None]
+) -> None:
+    run = world(tmp_path, ranks)
+    found = set(run.collectives["matched_by"].to_list())
+    assert found == matched if matched == {"peer"} else "peer" not in found
+    waits = run.collectives.filter(run.collectives["kind"] == "recv").sort("rank")["wait_ns"].to_list()
+    assert all(wait is not None for wait in waits) is (matched == {"peer"})

@@ -35,8 +35,8 @@ def test_a_unit_that_is_gathered_again_is_named_with_the_likely_causes():
     text = said(usual(), gathers("layers.3", 1, 2))
     assert text == (
         "In a step of one micro-batch all-gathers bring layers.3 3 times: more than once for forward and once for "
-        "backward. Likely causes: activation checkpointing that does not coincide with the unit, a second forward of it, "
-        "or an evaluation in the step."
+        "backward. Likely causes: activation checkpointing that does not coincide with the unit, a second forward of "
+        "it, or an evaluation in the step."
     )
 
 

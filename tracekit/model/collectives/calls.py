@@ -89,12 +89,37 @@ def _merge(rows: pl.DataFrame) -> dict[str, Any] | None:
         "kind_from": kind_from,
         "num_merged": max(len(described), 1),
         **{name: args.get(name) for name in OF_GROUP},
+        **_peer(dicts, args, kind),
         "dtype": dtype_of(args.get("dtype")) or next((t for t in map(_dtype, dicts) if t), None),
         "in_numel": sizes[0],
         "out_numel": sizes[1],
         "sizes_from": sizes_from,
         "external_ids": [d["external_id"] for d in dicts if d["name"] == _ARGUMENTS and (d["external_id"] or 0) > 0],
     }
+
+
+def _peer(dicts: list[dict[str, Any]], args: dict[str, Any], kind: str) -> dict[str, int]:
+    """Return the peer of a send or recv whose arguments do not name it: the operator's third input.
+
+    c10d::send(Tensor[] tensors, ProcessGroup process_group, int dst, int tag) takes a place in the group, and so does
+    c10d::recv_ (torch/csrc/distributed/c10d/Ops.cpp); `matching` tells whether it is a rank, too.
+    """
+    side = {"send": "dst_rank", "recv": "src_rank"}.get(kind)
+    if side is None or args.get(side) is not None:
+        return {}
+    found = [_third(d["concrete_inputs"]) for d in dicts if d["name"].startswith("c10d::")]
+    known = [place for place in found if place is not None]
+    return {side: known[0]} if known else {}
+
+
+def _third(concrete: str | None) -> int | None:
+    """Return the third of some inputs, as JSON text of texts, where it is a number of 31 bits."""
+    try:
+        values = json.loads(concrete or "[]")
+        place = int(values[2])
+    except (ValueError, TypeError, IndexError, RecursionError):
+        return None
+    return place if 0 <= place < 2**31 else None
 
 
 def _added(described: list[dict[str, Any]]) -> tuple[tuple[int | None, int | None], str | None]:

@@ -89,9 +89,37 @@ def _paired(collectives: pl.DataFrame) -> pl.DataFrame:
     other = pl.when(members.list.len() == 2).then(members.list.sum() - rank)
     peer = pl.when(told.is_null()).then(other).when(in_group | members.is_null()).then(told).otherwise(by_place)
     pair = pl.when(is_send).then(pl.format("{} to {}", rank, peer)).otherwise(pl.format("{} to {}", peer, rank))
-    return collectives.with_columns(
+    paired = collectives.with_columns(
         pl.when(pl.col("kind").is_in(["send", "recv"]), peer.is_not_null()).then(pair).alias("pair")
     )
+    return paired if _agree(paired) else paired.with_columns(
+        pl.when(pl.col("members").is_not_null()).then("pair").alias("pair")
+    )  # fmt: skip
+
+
+def _agree(paired: pl.DataFrame) -> bool:
+    """Return whether peers of groups without members are ranks, and not places in groups: sends and recvs then meet.
+
+    That takes each pair of ranks of which both were recorded to have as many sends as recvs in each step that both
+    ranks have, and none to be one rank alone.
+    """
+    bare = paired.filter(pl.col("members").is_null(), pl.col("pair").is_not_null())
+    if bare.is_empty():
+        return True
+    ends = pl.col("pair").str.split(" to ").list.eval(pl.element().cast(pl.Int64))
+    sides = bare.with_columns(ends.list.get(0).alias("from"), ends.list.get(1).alias("to"))
+    if (sides["from"] == sides["to"]).any():
+        return False
+    here = paired["rank"].unique().to_list()
+    both = sides.filter(pl.col("from").is_in(here), pl.col("to").is_in(here))
+    turns = paired.group_by("cycle", "turn").agg(pl.col("rank").n_unique().alias("ranks"))
+    whole = turns.filter(pl.col("ranks") == len(here)).select("cycle", "turn")
+    counts = (
+        both.join(whole, on=["cycle", "turn"], how="semi", nulls_equal=True)
+        .group_by("cycle", "turn", "pair")
+        .agg((pl.col("kind") == "send").sum().alias("sends"), (pl.col("kind") == "recv").sum().alias("recvs"))
+    )
+    return bool((counts["sends"] == counts["recvs"]).all())
 
 
 def _with_seq(numbered: pl.DataFrame) -> pl.DataFrame:

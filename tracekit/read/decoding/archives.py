@@ -120,7 +120,9 @@ def open_file(path: Path) -> BinaryIO:
         return path.open("rb")
     member = _member(*inside)
     if isinstance(member.handle, zipfile.ZipInfo):
-        return cast("BinaryIO", zipfile.ZipFile(inside[0]).open(member.handle))
+        # The file below stays open until the member is closed, too.
+        with zipfile.ZipFile(inside[0]) as archive:
+            return cast("BinaryIO", archive.open(member.handle))
     with _lock:
         plain = _plain_tar(_state(inside[0]))
     return io.BufferedReader(_Slice(plain, member.handle.offset_data, member.handle.size))

@@ -54,8 +54,8 @@ DEVICE_SCHEMA: dict[str, pl.DataType] = {
     "original_stream": pl.Int64(),
     "graph_node": pl.Int64(),
 }
-# Arguments of events that name a collective; `input_dims` and `input_type` are JSON text, `group_ranks` a list as text,
-# which Kineto cuts after 30 ranks, and `comms_id` an unsigned number that 63 bits need not hold.
+# Arguments of events that name a collective; dims, types and concrete inputs are JSON text, `group_ranks` a list as
+# text, which Kineto cuts after 30 ranks, and `comms_id` an unsigned number that 63 bits need not hold.
 COMM_SCHEMA: dict[str, pl.DataType] = {
     "index": pl.Int64(),
     "collective": pl.String(),
@@ -72,6 +72,7 @@ COMM_SCHEMA: dict[str, pl.DataType] = {
     "seq": pl.Int64(),
     "input_dims": pl.String(),
     "input_type": pl.String(),
+    "concrete_inputs": pl.String(),
 }
 # One row for each allocation or free (a [memory] instant).
 MEMORY_SCHEMA: dict[str, pl.DataType] = {

@@ -58,6 +58,7 @@ class CommArgs(Args, gc=False):
     seq: Any = msgspec.field(default=None, name="Seq")
     input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=ABSENT, name="Concrete Inputs")
 
 
 class Event(msgspec.Struct, gc=False):
