@@ -74,6 +74,24 @@ def test_deepspeed_holds_fp32_masters_and_moments_of_its_partition():
     assert held(third)["parameters"] == 2 * (12 + 8)
 
 
+def test_bf16_optimizer_holds_the_sums_of_all_gradients():
+    more = {"precision": Precision("bfloat16", None), "options": {"grad_accum_dtype": "float32"}}
+    assert held(manifest_of("zero1-deepspeed", SMALL, **more))["gradients"] == 4 * 24
+    # Padded as the flat parameters are: to multiples of 2 × 5 elements.
+    assert held(manifest_of("zero1-deepspeed", SMALL, ranks=5, **more))["gradients"] == 4 * 30
+    assert held(manifest_of("zero1-deepspeed", SMALL, precision=Precision("bfloat16", None)))["gradients"] == 0
+    assert held(manifest_of("zero2", SMALL, **more))["gradients"] == 0
+
+
+def test_stage_3_holds_what_persists_whole_and_padded():
+    # On 5 ranks 4 and 8 elements are padded to 5 and 10: partitions of 1 and 2, and all of the two that persist.
+    options = {"stage3_param_persistence_threshold": 4}
+    manifest = manifest_of("zero3-deepspeed", SMALL, ranks=5, precision=Precision("bfloat16", None), options=options)
+    assert held(manifest)["parameters"] == 2 * (1 + 2 + 2 + 1 + 5 + 5)
+    none = replace(manifest, options={**options, "stage3_model_persistence_threshold": 7})
+    assert held(none)["parameters"] == 2 * (1 + 2 + 2 + 1 + 5)
+
+
 def test_buffers_of_the_model_are_held():
     assert held(manifest_of("fsdp1", SMALL, buffers=[Buffer("rope", [4], "float32", 4)]))["buffers"] == 16
 

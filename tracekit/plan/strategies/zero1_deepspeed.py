@@ -38,12 +38,18 @@ def collectives(manifest: Manifest) -> list[Call]:
 
 
 def memory(manifest: Manifest, _rank: int) -> Holding:
-    """Bytes of a rank: whole parameters, and whole gradients until they are reduced."""
+    """Bytes of a rank: whole parameters, and whole gradients until they are reduced.
+
+    BF16_Optimizer holds the sums of all gradients always, padded as the flat parameters (`_setup_for_real_optimizer`).
+    """
     size = item_size(zero2.model_dtype(manifest))
-    accumulated = option(manifest, "grad_accum_dtype", default=None) or zero2.model_dtype(manifest)
-    sums = item_size(accumulated) if manifest.micro_batches > 1 else 0
-    holds = zero2.whole_parameters(manifest, total(trainable(own_parameters(manifest))) * (size + sums))
-    return holds._replace(collective_buffers=0) if has_bf16_optimizer(manifest) else holds
+    accumulated = item_size(option(manifest, "grad_accum_dtype", default=None) or zero2.model_dtype(manifest))
+    whole = total(trainable(own_parameters(manifest)))
+    if has_bf16_optimizer(manifest):
+        sums = accumulated * zero2.gathered_numel(manifest)
+        holds = zero2.whole_parameters(manifest, sums + whole * size)
+        return holds._replace(gradients=sums, collective_buffers=0)
+    return zero2.whole_parameters(manifest, whole * (size + (accumulated if manifest.micro_batches > 1 else 0)))
 
 
 def has_bf16_optimizer(manifest: Manifest) -> bool:
