@@ -6,7 +6,7 @@ by, multiplied and put into columns of 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -63,7 +63,10 @@ class Precision(msgspec.Struct, frozen=True):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One parameter with its full (unsharded) shape; `layer` is its owning unit, "" the root."""
+    """One parameter with its full (unsharded) shape; `layer` is its owning unit, "" the root.
+
+    `placements` of a DTensor by mesh axis, as "Shard(0)".
+    """
 
     name: str
     shape: list[Numel]
@@ -72,6 +75,7 @@ class Parameter(msgspec.Struct, frozen=True):
     requires_grad: bool = True
     layer: str = ""
     tied_to: str | None = None
+    placements: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         """Refuse a dtype that torch does not have."""
@@ -100,11 +104,15 @@ class Flat(msgspec.Struct, frozen=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One wrapped unit, in wrap order; `reshard_after_forward` of None means the strategy's default."""
+    """One wrapped unit, in wrap order; `reshard_after_forward` of None means the strategy's default.
+
+    `precision` where it is the unit's own.
+    """
 
     name: str
     reshard_after_forward: bool | Ranks | None = None
     flat: Flat | None = None
+    precision: Precision | None = None
 
 
 class TraceFile(msgspec.Struct, frozen=True):
@@ -183,18 +191,6 @@ class Manifest(msgspec.Struct, frozen=True):
         elements = self.micro_batches * max(self.psi, sum(entry.numel for entry in self.parameters))
         if elements > _MOST_NUMEL:
             raise ValueError(f"micro_batches times parameters is {elements:,} elements a step, above {_MOST_NUMEL:,}")
-
-
-def units_with_backward(parameters: Sequence[Parameter], *, flat: bool = False) -> list[str]:
-    """Names of the units whose output needs a gradient: they, or what runs before them, are trained. The root is first.
-
-    Modules are taken to run in the order in which their parameters are registered; the root's output is the model's.
-    With `flat` (FSDP1) the parameters of a unit are views of one tensor, trained where any of them is.
-    """
-    trained = {parameter.layer for parameter in parameters if parameter.requires_grad} if flat else set()
-    wanted = [parameter.requires_grad or parameter.layer in trained for parameter in parameters]
-    first = wanted.index(True) if any(wanted) else len(wanted)
-    return list(dict.fromkeys(["", *(parameter.layer for parameter in parameters[first:])]))
 
 
 class _Options(msgspec.Struct, frozen=True):

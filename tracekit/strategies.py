@@ -93,7 +93,14 @@ def deepspeed_stage3_defaults(size: Size) -> dict[str, Any]:
 
 # What every training program takes, whether its plan changes or not.
 _COMMON = frozenset({"activation_checkpointing", "clip_grad_norm"})
-_DDP = _COMMON | {"bucket_mb", "broadcast_buffers", "compile", "sync_every_micro_batch"}
+_DDP = _COMMON | {
+    "bucket_mb",
+    "broadcast_buffers",
+    "compile",
+    "sync_every_micro_batch",
+    "find_unused_parameters",
+    "static_graph",
+}
 _STAGES = _COMMON | {"reduce_bucket_size", "reduce_scatter", "overlap_comm", "grad_accum_dtype"}
 _STAGES_1_AND_2 = _STAGES | {"use_multi_rank_bucket_allreduce", "check_grad_overflow", "compute_grad_norm"}
 _STAGE_3 = _STAGES | {

@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 from fakes import manifest_of, parameter
 
-from tracekit.manifest import Axis, units_with_backward
+from tracekit.layer_names import units_with_backward
+from tracekit.manifest import Axis
 from tracekit.plan import plan, terms
 from tracekit.strategies import STRATEGIES
 from tracekit.theory import strategy_stage, zero_communication_volume

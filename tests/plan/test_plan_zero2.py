@@ -141,7 +141,7 @@ def test_the_plan_spells_buckets_as_the_model_finds_them_in_a_trace(bucket, call
     assert sent.height == calls
     here = [pl.lit(value).alias(name) for name, value in (("rank", 0), ("cycle", 0), ("step", 5))]
     unknown = [pl.lit(None, pl.String).alias(name) for name in ("layer", "layer_from")]
-    seen = sent.select("kind", "in_numel", *unknown, pl.lit("other").alias("phase"))
+    seen = sent.select("kind", "in_numel", "dtype", *unknown, pl.lit("other").alias("phase"))
     found = with_bucket_layers(
         seen.with_row_index("row").with_columns(*here, pl.col("row").cast(pl.Int64).alias("issued_ns")), manifest
     )
@@ -169,7 +169,7 @@ PADDED = ["last", "b.w", "a.w", "first"]
 def test_reduce_scatters_of_padded_gradients_are_buckets_and_others_are_not(ranks, sent, layers):
     manifest = manifest_of("zero3-deepspeed", ODD, ranks=ranks, grad_order=PADDED)
     columns = {"row": range(len(sent)), "in_numel": sent, "out_numel": [numel // ranks for numel in sent]}
-    same = {"rank": 0, "cycle": 0, "step": 5, "kind": "reduce_scatter", "phase": "backward"}
+    same = {"rank": 0, "cycle": 0, "step": 5, "kind": "reduce_scatter", "phase": "backward", "dtype": "bfloat16"}
     unknown = [pl.lit(None, pl.String).alias(name) for name in ("layer", "layer_from")]
     seen = pl.DataFrame(columns).with_columns(pl.col("row").alias("issued_ns"), pl.col("row").cast(pl.UInt32))
     seen = seen.with_columns(*(pl.lit(value).alias(name) for name, value in same.items()), *unknown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.layer_names import span
+from tracekit.layer_names import gradient_order, span
 from tracekit.plan.inputs import own_parameters, trainable
 from tracekit.plan.schema import item_size
 
@@ -22,10 +22,11 @@ def gradients(manifest: Manifest) -> list[Parameter]:
     The order that the recorder saw, else the reverse of registration, as a plain chain of layers gives.
     """
     wanting = trainable(own_parameters(manifest))
-    if manifest.grad_order is None:
+    order = gradient_order(manifest)
+    if order is None:
         return wanting[::-1]
     by_name = {parameter.name: parameter for parameter in wanting}
-    return [by_name[name] for name in manifest.grad_order if name in by_name]
+    return [by_name[name] for name in order if name in by_name]
 
 
 def until_reached(parameters: Iterable[Parameter], limit_bytes: int) -> list[list[Parameter]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
-from tracekit.plan.inputs import SHARD, TENSOR, axis_size, option, own_parameters, trainable
+from tracekit.plan.inputs import SHARD, TENSOR, axis_size, option, own_parameters, with_gradient
 from tracekit.plan.schema import Call
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def norm_calls(manifest: Manifest, is_split: Callable[[Parameter], bool] | None 
     """The all-reduces of the norm; parameters that `is_split` finds lie on tp too, and are summed over both axes."""
     if option(manifest, "clip_grad_norm", default=None) is None:
         return
-    wanting = trainable(own_parameters(manifest))
+    wanting = with_gradient(manifest, own_parameters(manifest))
     split = [parameter for parameter in wanting if is_split is not None and is_split(parameter)]
     for axis, count in ((SHARD, len(wanting) - len(split)), (SHARD, len(split)), (TENSOR, len(split))):
         ranks = axis_size(manifest, axis)

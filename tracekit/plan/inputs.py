@@ -9,7 +9,7 @@ from tracekit.plan.schema import is_floating, item_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tracekit.manifest import Manifest, Parameter
+    from tracekit.manifest import Manifest, Parameter, Precision
 
 SHARD, REPLICATE, TENSOR = "dp_shard", "dp_replicate", "tp"
 
@@ -22,6 +22,12 @@ def own_parameters(manifest: Manifest) -> list[Parameter]:
 def trainable(parameters: Iterable[Parameter]) -> list[Parameter]:
     """Parameters with a gradient."""
     return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def with_gradient(manifest: Manifest, parameters: Iterable[Parameter]) -> list[Parameter]:
+    """Parameters that got a gradient, where that was seen; else all those that want one."""
+    seen = set(manifest.grad_order or ())
+    return [parameter for parameter in trainable(parameters) if not seen or parameter.name in seen]
 
 
 def total(parameters: Iterable[Parameter]) -> int:
@@ -49,15 +55,21 @@ def option(manifest: Manifest, name: str, *, default: Any) -> Any:
     return default if value is None else value
 
 
+def precision(manifest: Manifest, parameter: Parameter) -> Precision:
+    """The types of the unit that owns a parameter: its own, or those of all."""
+    own = (unit.precision for unit in manifest.units if unit.precision and unit.name == parameter.layer)
+    return next(own, manifest.precision)
+
+
 def gather_dtype(manifest: Manifest, parameter: Parameter) -> str:
     """The type that a parameter is computed, and therefore gathered, in."""
-    cast = manifest.precision.param_dtype
+    cast = precision(manifest, parameter).param_dtype
     return cast if cast is not None and is_floating(parameter.dtype) else parameter.dtype
 
 
 def reduce_dtype(manifest: Manifest, parameter: Parameter) -> str:
     """The type that its gradient is reduced in."""
-    return manifest.precision.reduce_dtype or gather_dtype(manifest, parameter)
+    return precision(manifest, parameter).reduce_dtype or gather_dtype(manifest, parameter)
 
 
 def gather_size(manifest: Manifest, parameter: Parameter) -> int:

@@ -17,7 +17,7 @@ _FLAGS = frozenset(
     {
         *("activation_checkpointing", "all_reduce_every_micro_batch", "broadcast_buffers", "check_grad_overflow"),
         *("compute_grad_norm", "overlap_comm", "reduce_scatter", "reshard_after_backward", "sync_every_micro_batch"),
-        "use_multi_rank_bucket_allreduce",
+        *("use_multi_rank_bucket_allreduce", "find_unused_parameters", "static_graph"),
     }
 )
 _TEXTS = {"compile": ("blocks", "model"), "grad_accum_dtype": tuple(ITEM_SIZES), "optimizer": ("BF16_Optimizer",)}

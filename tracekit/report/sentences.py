@@ -47,6 +47,8 @@ REASONS = {
     named.AS_BYTES: "mixed types are gathered as bytes",
     named.MICRO_BATCHES: "every further micro-batch communicates anew",
     named.ALL_REDUCE: ("it all-reduces gradients (2Ψ) where the ZeRO paper reduce-scatters them (Ψ)"),
+    named.USED: "it looks for unused parameters",
+    named.UNUSED: "some units did not run",
     named.OVERFLOW: "it checks for overflow",
     named.NORM: "it sums the gradient norm",
     named.SINGLE: "a single rank has nobody to send to",

@@ -22,7 +22,7 @@ from tracekit.model.as_of import around
 from tracekit.model.recordings import RUN
 
 SHARD, REPLICATE, TENSOR = "dp_shard", "dp_replicate", "tp"
-# `axis_from` says how an axis was found: group, annotation, size (the only axis of that size), order, or null.
+# `axis_from` says how an axis was found: group, annotation, strategy, size (the only axis of it), order, or null.
 # DeviceMesh describes the group of an axis as "mesh_dp_shard".
 _DESCRIBED = r"^mesh_(?:dim_)?(\w+)$"
 # What Megatron calls its groups.
@@ -46,6 +46,7 @@ def with_axes(rows: pl.DataFrame, manifest: Manifest | None, annotations: pl.Dat
     found = [
         (pl.col("axis"), "group"),
         (_annotated(mesh), "annotation"),
+        (_flat(manifest), "strategy"),
         (_only(axes), "size"),
         (_outside(axes), "order"),
     ]
@@ -131,6 +132,16 @@ def _annotated(axes: list[Axis]) -> pl.Expr:
     most = reduced.replace_strict(sizes, default=None, return_dtype=pl.Int32)
     # A unit may be resharded to fewer ranks than the axis has, never to more.
     return pl.when(pl.col("in_fsdp") & (pl.col("group_size") <= most).fill_null(value=True)).then(reduced)
+
+
+def _flat(manifest: Manifest | None) -> pl.Expr:
+    """Return the axis of FSDP1's calls on a mesh of two: shards gather and reduce-scatter, replicas all-reduce."""
+    both = manifest is not None and [axis.axis for axis in manifest.mesh] == [REPLICATE, SHARD]
+    if manifest is None or not both or not any(unit.flat for unit in manifest.units):
+        return pl.lit(None, pl.String)
+    shard = pl.when(pl.col("kind").is_in(["all_gather", "reduce_scatter"])).then(pl.lit(SHARD))
+    in_backward = (pl.col("kind") == "all_reduce") & (pl.col("phase") == "backward")
+    return shard.when(in_backward).then(pl.lit(REPLICATE))
 
 
 def _only(axes: list[Axis]) -> pl.Expr:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.layer_names import span
-from tracekit.manifest import Manifest, units_with_backward
+from tracekit.layer_names import gradient_order, span, units_with_backward
+from tracekit.manifest import Manifest
 
 _GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 
@@ -22,11 +22,14 @@ def with_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.Data
 
 def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
     """Return the collectives with layer span ("layers.2..layers.3") and phase of gradient buckets filled in."""
-    if manifest is None or not manifest.grad_order:
+    order = gradient_order(manifest) if manifest else None
+    if manifest is None or not order:
         return collectives
     sizes = {p.name: (p.numel, p.layer) for p in manifest.parameters}
-    gradients = [sizes[name] for name in manifest.grad_order if name in sizes]
+    gradients = [sizes[name] for name in order if name in sizes]
     candidates = collectives.filter(pl.col("kind").is_in(_GRADIENT_KINDS), pl.col("in_numel") > 1)
+    # DDP's map of used parameters.
+    candidates = candidates.filter(pl.col("dtype").ne_missing("int32"))
     found: dict[int, str] = {}
     for group in candidates.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
         numels = group["in_numel"].to_list()
@@ -61,8 +64,8 @@ def _with_unit_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> p
         ("all_gather", "forward"): [(flat[name].shard_numel, name) for name in root + blocks],
         ("all_gather", "backward"): [(flat[name].shard_numel, name) for name in reversed(blocks) if name in entered],
         ("reduce_scatter", "backward"): reduced,
-        # One rank alone shards nothing, and all-reduces.
-        ("all_reduce", "backward"): reduced,
+        # One rank alone shards nothing, and all-reduces; replicas all-reduce their shards.
+        ("all_reduce", "backward"): [(flat[name].shard_numel, name) for _, name in reduced],
     }
     found: dict[int, str] = {}
     for (kind, phase), order in orders.items():

@@ -7,6 +7,8 @@ torch/csrc/distributed/c10d/reducer.cpp (`rebuild_buckets`).
   of one type; later ones follow the order in which gradients became ready.
 - Gradients travel in the parameters' own type, unless a hook compresses them to `reduce_dtype`.
 - Buffers are sent before each forward whose predecessor synchronized gradients, all of one type in one broadcast.
+- With `find_unused_parameters` every gradient is sent, used or not, in the buckets of registration, and after them a
+  map of used parameters, an int32 each (`all_reduce_local_used_map`); with `static_graph` every gradient is sent, too.
 - Without synchronization (`no_sync`) a micro-batch sends nothing.
 - Clipping needs no collective: every rank holds all gradients.
 """
@@ -28,6 +30,7 @@ from tracekit.plan.inputs import (
     synced_micro_batches,
     total,
     trainable,
+    with_gradient,
 )
 from tracekit.plan.schema import Call, Term, item_size
 
@@ -49,6 +52,7 @@ def collectives(manifest: Manifest) -> list[Call]:
             calls += _buffers(manifest, micro_batch)
         if micro_batch in synced:
             calls += _gradients(manifest, micro_batch, first=micro_batch == min(synced), once=2)
+            calls += _used(manifest, micro_batch)
     return calls
 
 
@@ -103,6 +107,7 @@ def replicated(manifest: Manifest, state: Sequence[Parameter]) -> Holding:
     The reducer keeps a flat copy of the gradients for its buckets, and one in the compressed type under a hook.
     """
     parameters, sent = own_parameters(manifest), trainable(own_parameters(manifest))
+    state = with_gradient(manifest, state)
     flat = stored_bytes(sent)
     compressed = sum(parameter.numel * item_size(gradient_dtype(manifest, parameter)) for parameter in sent)
     hooks = compressed if compressed != flat else 0
@@ -116,6 +121,15 @@ def _gradients(manifest: Manifest, micro_batch: int, *, first: bool, once: int) 
         own_bytes = sum(parameter.numel * gather_size(manifest, parameter) for parameter in bucket)
         place = (bucket_layer(bucket), "backward", micro_batch, "all_reduce", axis, ranks, dtype)
         yield Call(*place, numel, numel, numel, own_bytes, once, term=None if first else named.MICRO_BATCHES)
+
+
+def _used(manifest: Manifest, micro_batch: int) -> Iterator[Call]:
+    """The map of the parameters that were used, which a graph that is always the same does not need."""
+    count = len(trainable(own_parameters(manifest)))
+    static = option(manifest, "static_graph", default=False)
+    if count and option(manifest, "find_unused_parameters", default=False) and not static:
+        axis, ranks = main_axis(manifest)
+        yield Call(None, "backward", micro_batch, "all_reduce", axis, ranks, "int32", count, count, term=named.USED)
 
 
 def _buffers(manifest: Manifest, micro_batch: int) -> Iterator[Call]:

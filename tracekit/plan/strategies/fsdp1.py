@@ -8,6 +8,7 @@ Source: torch 2.13, torch/distributed/fsdp: `_flat_param.py` (`_init_flat_param_
 - FULL_SHARD frees every unit after forward but the root. SHARD_GRAD_OP frees none, and with gradient
   synchronization off keeps them even after backward, so that later micro-batches gather nothing.
 - A unit whose output needs no gradient is not gathered in backward, nor ahead (`_register_pre_backward_hooks`).
+- HYBRID_SHARD does so among the ranks of one replica; what was reduce-scattered is all-reduced over the replicas.
 - Clipping sums one number over the ranks.
 - One rank alone becomes NO_SHARD (`_init_utils.py`, `_init_core_state`): nothing is gathered, and every flat gradient
   is all-reduced over a group of one (`_reduce_grad_no_shard`). Clipping then needs no collective.
@@ -17,10 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.manifest import units_with_backward
+from tracekit.layer_names import units_with_backward
 from tracekit.plan import shares as named
 from tracekit.plan.holding import MOMENTS, STEP_BYTES, Holding, most_unsharded
 from tracekit.plan.inputs import (
+    REPLICATE,
     SHARD,
     axis_size,
     gather_dtype,
@@ -155,8 +157,11 @@ def _reduce(
     own_bytes = sum(parameter.numel * gather_size(manifest, parameter) for parameter in parameters)
     repeated = named.MICRO_BATCHES if place[2] != min(synced) else None
     sizes = (numel, numel // ranks, total(parameters), own_bytes)
-    dtype = reduce_dtype(manifest, parameters[0])
+    dtype, copies = reduce_dtype(manifest, parameters[0]), axis_size(manifest, REPLICATE)
     yield Call(*place, "reduce_scatter", SHARD, ranks, dtype, *sizes, term=repeated, rest=named.ALIGNMENT)
+    if copies > 1:
+        part = numel // ranks
+        yield Call(*place, "all_reduce", REPLICATE, copies, dtype, part, part, term=repeated or named.REPLICATED)
 
 
 def _norm(manifest: Manifest) -> Iterator[Call]:

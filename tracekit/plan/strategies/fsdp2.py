@@ -3,7 +3,9 @@
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard: `FSDPParamGroup.unshard` and `post_backward`,
 `foreach_all_gather`, `foreach_reduce`, `FSDPState._lazy_init`, `_get_post_forward_mesh_info`.
 
-- Every parameter is padded along dim 0 to a multiple of the group: N × ceil(d0 / N) × rest elements.
+- Every parameter is padded along dim 0 to a multiple of the group: N × ceil(d0 / N) × rest elements; where
+  `shard_placement_fn` shards another dim, that one divides evenly.
+- A gradient that is None is not reduced (`post_backward`), and a unit that does not run is not gathered.
 - `reshard_after_forward=None` reshards every unit but the root; False or 1 keeps a unit gathered; an integer
   k reshards to groups of k, from which backward gathers.
 - Parameters are sharded again after each backward, so every micro-batch gathers anew; with
@@ -22,9 +24,10 @@ Source: torch 2.13, torch/distributed/fsdp/_fully_shard: `FSDPParamGroup.unshard
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
-from tracekit.manifest import units_with_backward
+from tracekit.layer_names import units_with_backward
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_norm import norm_calls
 from tracekit.plan.holding import MOMENTS, STEP_BYTES, Holding, adam_bytes, most_unsharded, shard_numel, stored_bytes
@@ -40,6 +43,7 @@ from tracekit.plan.inputs import (
     synced_micro_batches,
     trainable,
     unit_parameters,
+    with_gradient,
 )
 from tracekit.plan.schema import Call, Term, item_size
 
@@ -63,7 +67,7 @@ def collectives(
     a unit's own computation, by unit and phase.
     """
     within = among or (lambda _name, _phase: [])
-    units = unit_parameters(manifest, managed(manifest))
+    units = running(manifest)
     again, entered = (
         regather_sizes(manifest, keep_gathered=keep_gathered),
         units_with_backward(own_parameters(manifest)),
@@ -96,6 +100,7 @@ def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | No
     again = gathered_in_backward(manifest, resharded)
     owning = managed(manifest)
     names = {parameter.name for parameter in owning}
+    ran, reduced = running(manifest), {parameter.name for parameter in with_gradient(manifest, owning)}
     for parameter in own_parameters(manifest):
         size, layer = gather_size(manifest, parameter), parameter.layer
         kept = parameter.numel if parameter.name in names else 0
@@ -104,7 +109,7 @@ def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | No
         left = parameter.numel - kept
         reason = named.IGNORED if parameter.name not in names else named.SINGLE
         local_numel = _numel(parameter, local) if kept else 0
-        gathers = [("forward", True)]
+        gathers = [("forward", layer in ran)]
         if not keep_gathered:
             gathers.append(("backward", layer in again))
         for phase, happens in gathers:
@@ -113,29 +118,30 @@ def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | No
             yield Term(named.SPLIT, local_numel - kept, (local_numel - kept) * size, *place)
             if not happens:
                 why = named.NO_BACKWARD if layer in resharded else named.UNITS_KEPT if layer else named.ROOT_KEPT
+                why = why if layer in ran else named.UNUSED
                 yield Term(why, -local_numel, -local_numel * size, *place)
         place = (layer, "backward", "reduce_scatter", SHARD, reduce_dtype(manifest, parameter))
         yield Term(reason, -left, -left * size, *place)
         yield Term(named.SPLIT, local_numel - kept, (local_numel - kept) * size, *place)
-        if not parameter.requires_grad:
-            yield Term(named.FROZEN, -local_numel, -local_numel * size, *place)
+        if parameter.name not in reduced:
+            why = named.NO_GRADIENT if parameter.requires_grad else named.FROZEN
+            yield Term(why, -local_numel, -local_numel * size, *place)
 
 
 def memory(manifest: Manifest, rank: int, *, keep_gathered: bool = False, local: Local | None = None) -> Holding:
     """Bytes of a rank: padded shards in the stored type; units whole in the compute type from gather to release."""
     owned, ranks = managed(manifest), axis_size(manifest)
-    trained, ignored = trainable(owned), [p for p in own_parameters(manifest) if p not in owned]
-    shards = {p.name: shard_numel(_shape(p, local), ranks, rank % ranks) * item_size(p.dtype) for p in owned}
+    trained, ignored = with_gradient(manifest, owned), [p for p in own_parameters(manifest) if p not in owned]
+    shards = {p.name: _own_shard(p, ranks, rank % ranks, local) * item_size(p.dtype) for p in owned}
     gradients = sum(shards[p.name] for p in trained)
-    stored = sum(padded_numel(_shape(p, local), ranks) // ranks * item_size(p.dtype) for p in owned)
+    stored = sum(_padded(p, ranks, local) // ranks * item_size(p.dtype) for p in owned)
     state = MOMENTS * gradients + STEP_BYTES * len(trained) + adam_bytes(trainable(ignored))
     units = unit_parameters(manifest, owned)
     gathered = {
-        name: sum(padded_numel(_shape(p, local), ranks) * gather_size(manifest, p) for p in own)
-        for name, own in units.items()
+        name: sum(_padded(p, ranks, local) * gather_size(manifest, p) for p in own) for name, own in units.items()
     }
     reduced = [
-        sum(padded_numel(_shape(p, local), ranks) * item_size(reduce_dtype(manifest, p)) for p in trainable(own))
+        sum(_padded(p, ranks, local) * item_size(reduce_dtype(manifest, p)) for p in trainable(own))
         for own in units.values()
     ]
     whole = sum(reduced) if not option(manifest, "sync_every_micro_batch", default=True) else 0
@@ -154,10 +160,20 @@ def managed(manifest: Manifest) -> list[Parameter]:
     return [parameter for parameter in own_parameters(manifest) if parameter.name not in ignored]
 
 
+def running(manifest: Manifest) -> dict[str, list[Parameter]]:
+    """Parameters of each unit that runs: one that wants gradients and is known to have got none does not."""
+    units = unit_parameters(manifest, managed(manifest))
+    return {
+        name: owned
+        for name, owned in units.items()
+        if not name or not trainable(owned) or with_gradient(manifest, owned)
+    }
+
+
 def regather_sizes(manifest: Manifest, *, keep_gathered: bool = False) -> dict[str, int]:
     """Units that are gathered again in backward, with the size of the group that gathers them."""
     sizes: dict[str, int] = {}
-    owning, ranks = unit_parameters(manifest, managed(manifest)), axis_size(manifest)
+    owning, ranks = running(manifest), axis_size(manifest)
     for unit in () if keep_gathered else manifest.units:
         reshard = unit.reshard_after_forward
         if reshard is None:
@@ -169,7 +185,7 @@ def regather_sizes(manifest: Manifest, *, keep_gathered: bool = False) -> dict[s
 
 def gathered_in_backward(manifest: Manifest, resharded: Iterable[str]) -> set[str]:
     """Units that backward gathers of those that were resharded: those that have one, and what they prefetch."""
-    units, depth = list(unit_parameters(manifest, managed(manifest))), _prefetch_depth(manifest)
+    units, depth = list(running(manifest)), _prefetch_depth(manifest)
     entered = [name for name in units_with_backward(own_parameters(manifest)) if name in units]
     return {*resharded}.intersection(due for name in entered for due in _reached(name, units, depth))
 
@@ -178,6 +194,23 @@ def padded_numel(shape: list[int], ranks: int) -> int:
     """Elements of a parameter once dim 0 is padded to a multiple of the group; a scalar is one element a rank."""
     rows, rest = (shape[0], shape[1:]) if shape else (1, [])
     return -(-rows // ranks) * ranks * math.prod(rest)
+
+
+def _padded(parameter: Parameter, ranks: int, local: Local | None) -> int:
+    """Elements of a parameter as it is gathered: only where it is sharded on dim 0 may that be padded."""
+    shape = _shape(parameter, local)
+    return padded_numel(shape, ranks) if _shard_dim(parameter) == 0 else math.prod(shape)
+
+
+def _own_shard(parameter: Parameter, ranks: int, rank: int, local: Local | None) -> int:
+    shape = _shape(parameter, local)
+    return shard_numel(shape, ranks, rank) if _shard_dim(parameter) == 0 else math.prod(shape) // ranks
+
+
+def _shard_dim(parameter: Parameter) -> int:
+    """The dim that FSDP2 shards, `shard_placement_fn`'s or 0; other dims divide evenly (`_init_sharded_param`)."""
+    found = re.fullmatch(r"Shard\((\d+)\)", parameter.placements.get(SHARD, ""))
+    return int(found[1]) if found else 0
 
 
 def _backward(
@@ -209,13 +242,13 @@ def _gather(
 ) -> Call:
     """One all-gather of a unit: padded parameters in their common type, or all of them as bytes."""
     ranks = axis_size(manifest)
-    shapes = [(_shape(parameter, local), gather_dtype(manifest, parameter)) for parameter in parameters]
+    types = [gather_dtype(manifest, parameter) for parameter in parameters]
     own = sum(_numel(parameter, local) for parameter in parameters)
     own_bytes = sum(_numel(parameter, local) * gather_size(manifest, parameter) for parameter in parameters)
-    dtypes = {dtype for _, dtype in shapes}
+    dtypes = set(types)
     raw = 0 if len(dtypes) == 1 else own_bytes - own
-    width = [1 if len(dtypes) == 1 else item_size(dtype) for _, dtype in shapes]
-    numel = sum(padded_numel(shape, ranks) * wide for (shape, _), wide in zip(shapes, width, strict=True))
+    width = [1 if len(dtypes) == 1 else item_size(dtype) for dtype in types]
+    numel = sum(_padded(parameter, ranks, local) * wide for parameter, wide in zip(parameters, width, strict=True))
     dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
     group = size or ranks
     repeated = named.MICRO_BATCHES if place[2] else None
@@ -232,11 +265,11 @@ def _reduce(
     local: Local | None,
 ) -> Iterator[Call]:
     """The reduce-scatter of a unit's gradients and, with a replicate axis, the all-reduce of what came out."""
-    wanting = trainable(parameters)
+    wanting = with_gradient(manifest, parameters)
     if not wanting or place[2] not in synced:
         return
     ranks, copies, dtype = axis_size(manifest), axis_size(manifest, REPLICATE), reduce_dtype(manifest, wanting[0])
-    numel = sum(padded_numel(_shape(parameter, local), ranks) for parameter in wanting)
+    numel = sum(_padded(parameter, ranks, local) for parameter in wanting)
     own = sum(_numel(parameter, local) for parameter in wanting)
     own_bytes = sum(_numel(parameter, local) * gather_size(manifest, parameter) for parameter in wanting)
     repeated = named.MICRO_BATCHES if place[2] != min(synced) else None
