@@ -34,7 +34,8 @@ LAYER = Column(
 LAYER_FROM = Column(
     "layer_from",
     pl.String,
-    "How the layer was found: FSDP2, recorder, manifest (sizes in the order of gradients), nn.Module or autograd.",
+    "How the layer was found: FSDP2, recorder, manifest (sizes in the order of gradients), nn.Module, autograd, or "
+    "pipeline (the stage).",
     "the layer is unknown",
 )
 PHASE = Column("phase", pl.String, "Part of the step: forward, backward, optimizer or other.")

@@ -105,3 +105,23 @@ def test_the_first_sentence_tells_the_bubble_and_the_busiest_stage(tmp_path: Pat
         "The pipeline's ranks stood idle or waited for one another (its bubble) for 44 % of their steps; stage 1 "
         "(rank 1) is the busiest, 200.0 µs a step, the next 150.0 µs."
     )
+
+
+def test_marks_of_stages_are_layers_where_nothing_inside_tells_of_one(tmp_path):
+    from kineto import mark, span, step, write
+
+    import tracekit
+
+    events = [
+        step(5, 1000, 1000),
+        mark("PP:1F0", 1100, 100), span("aten::mm", 1110, 50),
+        mark("PP::1B0", 1300, 200), span("aten::mm", 1310, 50),
+        mark("FSDP::pre_forward (layers.3)", 1360, 10), span("aten::mm", 1362, 5),
+        span("aten::mm", 1700, 20),
+    ]  # fmt: skip
+    run = tracekit.open(write(tmp_path / "rank0.json", events), cache=False)
+    found = run.work.sort("start_ns").select("layer", "layer_from", "phase").rows()
+    assert found[0] == ("stage 1", "pipeline", "forward")
+    assert found[1] == ("stage 1", "pipeline", "backward")
+    assert found[2][:2] == ("layers.3", "FSDP2")
+    assert found[3][0] is None

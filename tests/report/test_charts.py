@@ -8,6 +8,7 @@ from fake_runs import US, empty_run, fake_run
 from fakes import SMALL, collective, manifest_of, parameter
 from planned_runs import run_as_planned
 
+from tracekit.analyzers.stages.pipeline import PIPELINE_SCHEMA
 from tracekit.errors import UsageError
 from tracekit.layer_names import NO_LAYER, ROOT
 from tracekit.report.drawing import chart_rows, chart_specs, style, thinning, timeline, vega_lite, waterfall
@@ -41,6 +42,17 @@ def matched(run):
     return one
 
 
+def piped(run):
+    """The run with rows of a pipeline: two stages of which the second waits."""
+    one = copy(run)
+    one._tables = {}
+    row = {"device": "cpu", "step": 5, "micro_batch": 0, "phase": "forward", "transfer_ns": 10, "busy_ns": 50}
+    stages = [row | {"rank": rank, "stage": rank, "wait_ns": 30 * rank, "bubble_ns": 40} for rank in (0, 1)]
+    one._tables["pipeline", ()] = pl.DataFrame(stages, schema=PIPELINE_SCHEMA)
+    one.steps = run.steps.with_columns(complete=pl.lit(value=False))
+    return one
+
+
 def parameters(spec):
     return {param["name"] for param in spec["params"]}
 
@@ -50,6 +62,8 @@ def parameters(spec):
 def test_every_chart_is_what_altair_would_write(name, run):
     if name == "waiting":
         run = matched(run)
+    if name == "pipeline" and run.name != "empty":
+        run = piped(run)
     drawn = CHARTS[name].rows(run)
     assert drawn.rows.is_empty() == (run.name == "empty")
     for rows in (drawn.rows, drawn.rows.head(1)):

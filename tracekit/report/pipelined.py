@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps
+from tracekit.analyzers.stages.pipeline import is_pipeline
 from tracekit.units import duration, share
 
 if TYPE_CHECKING:
@@ -17,12 +18,9 @@ _CLEARLY = 1.1
 
 
 def pipelined(run: Run) -> str | None:
-    """The bubble's share of the steps of all ranks, and the busiest rank; None where no pipeline is recognised.
-
-    It is one where a rank has a stage or a micro-batch is marked.
-    """
+    """The bubble's share of the steps of all ranks, and the busiest rank; None where no pipeline is recognised."""
     table = of_complete_steps(run, run.table("pipeline"))
-    if table.select(pl.col("stage", "micro_batch").count()).sum_horizontal().sum() == 0:
+    if not is_pipeline(run, table):
         return None
     parts = ["busy_ns", "transfer_ns", "bubble_ns"]
     ranks = (

@@ -242,7 +242,7 @@ OUTLINES = [
         "Where the time went",
         "The parts of a step add up to its length. Time counts where it passed: what a step launched and its device "
         "did after the next one had begun is the next one's. Click a bar to see its rank elsewhere.",
-        ("breakdown", "idle", "kernels"),
+        ("breakdown", "pipeline", "idle", "kernels"),
         {
             "breakdown": "Breakdown of every rank and step",
             "pipeline": "Stages of the pipeline by micro-batch",

@@ -99,6 +99,24 @@ def pipeline(run: Run) -> pl.DataFrame:
     )
 
 
+def is_pipeline(run: Run, table: pl.DataFrame) -> bool:
+    """Whether rows of PIPELINE_SCHEMA are of a pipeline and not of some other sends.
+
+    They are where a micro-batch is marked, or where ranks with stages send both ways: activations and gradients.
+    """
+    return bool(table["micro_batch"].count()) or (bool(table["stage"].count()) and _both_ways(run))
+
+
+def _both_ways(run: Run) -> bool:
+    """Whether some rank sends to another that also sends to it: of one way alone, no training is made."""
+    met = run.collectives.filter(pl.col("matched_by") == "peer", pl.col("kind") == "send")
+    pairs = met.join(
+        run.collectives.filter(pl.col("kind") == "recv").select("match", pl.col("rank").alias("to")), on="match"
+    )
+    sent = set(pairs.select("rank", "to").iter_rows())
+    return any((to, rank) in sent for rank, to in sent)
+
+
 def _pieces(spans: pl.DataFrame) -> pl.DataFrame:
     """The spans without what one that began earlier on the device has already: own_ns to end_ns of each."""
     end = pl.col("start_ns") + pl.col("dur_ns")

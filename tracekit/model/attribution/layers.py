@@ -2,7 +2,8 @@
 
 Every source is turned into *ranges* (see ranges.py); at any moment the innermost, the one that started last, decides.
 Sources of layers, in this order: FSDP2's own annotations, the recorder's ranges, nn.Module frames where stacks were
-recorded, and autograd's link between a forward operator and its backward (sequence numbers) for what has no own name.
+recorded, and autograd's link between a forward operator and its backward (sequence numbers) for what has no own name;
+around all of these, the marks of a pipeline's schedule.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import polars as pl
 
 from tracekit.model import names
 from tracekit.model.as_of import latest
-from tracekit.model.attribution.ranges import NO_RANGES, fsdp_ranges, module_ranges, ranges, recorder_ranges, spans
+from tracekit.model.attribution.ranges import (
+    NO_RANGES,
+    fsdp_ranges,
+    module_ranges,
+    pipeline_ranges,
+    ranges,
+    recorder_ranges,
+    spans,
+)
 from tracekit.model.event_kinds import Kinds
 from tracekit.model.recordings import RUN, without
 from tracekit.model.steps import step_at
@@ -39,8 +48,11 @@ class Attribution:
         annotated = pl.concat([fsdp_ranges(kinds.annotations), recorder_ranges(kinds.annotations)])
         # Modules are a guess at what a layer is: only for ranks where no annotation names one.
         named = pl.concat([annotated, module_ranges(without(frames, annotated.drop_nulls("layer")))])
-        phases = pl.concat([_autograd_phases(kinds, steps), named.filter(pl.col("phase").is_not_null())])
-        layered = named.drop_nulls("layer")
+        # A stage of a pipeline is what a moment belongs to where nothing inside it tells of a layer.
+        stages = pipeline_ranges(kinds.annotations)
+        told = pl.concat([named, stages])
+        phases = pl.concat([_autograd_phases(kinds, steps), told.filter(pl.col("phase").is_not_null())])
+        layered = told.drop_nulls("layer")
         self._layers = _segments(layered, "layer")
         backward = _backward_ranges(kinds.operators, self._layers, named)
         if backward.height:

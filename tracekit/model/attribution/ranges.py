@@ -7,9 +7,10 @@ import polars as pl
 from tracekit.model import names
 from tracekit.model.as_of import latest
 from tracekit.model.event_kinds import timed
+from tracekit.model.pipeline_marks import pipeline_marks
 from tracekit.model.recordings import RUN
 
-# `layer` and `phase` null where the range names none; `source`: FSDP2, recorder, nn.Module, autograd.
+# `layer` and `phase` null where the range names none; `source`: FSDP2, recorder, nn.Module, autograd, pipeline.
 RANGES_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -98,6 +99,14 @@ def recorder_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
     layer = pl.when(is_forward).then(pl.col("name").str.extract(names.RECORDER_FORWARD, 1).fill_null(""))
     phase = pl.col("name").str.extract(names.RECORDER_PHASE, 1)
     return ranges(marks.with_columns(layer.alias("layer"), phase.alias("phase")), "recorder")
+
+
+def pipeline_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
+    """Return the marks of a pipeline's schedule: phases, and "stage 1" as layer where the mark names its stage."""
+    marks = pipeline_marks(annotations)
+    if marks.is_empty():
+        return NO_RANGES
+    return ranges(marks.with_columns(pl.format("stage {}", "stage").alias("layer")), "pipeline")
 
 
 def module_ranges(frames: pl.DataFrame) -> pl.DataFrame:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from tracekit.analyzers.causes.advice import CAUSES
-from tracekit.analyzers.causes.idle import CAUSES as IDLE_CAUSES
 from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.layer_names import layer_label
 from tracekit.report.drawing import style, thinning
 from tracekit.report.drawing.thinning import mib, ms
-from tracekit.text import kernel_name, plain_line
+from tracekit.text import plain_line
 from tracekit.theory import passes_by_kind, strategy_stage
 from tracekit.units import BYTES_PER_MIB, NS_PER_MS
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from tracekit.model.run import Run
 
 MAX_BARS = 48
-# Names of work in one chart.
-MAX_NAMES = 12
 MAX_CURVES = 8
 
 _PHASES = {"forward": 0, "backward": 1, "optimizer": 2, "other": 3}
@@ -136,49 +133,6 @@ def exposure_rows(run: Run) -> Drawn:
         .drop("exposed_ns")
     )
     return Drawn(rows.sort("order", "place"))
-
-
-def idle_rows(run: Run) -> Drawn:
-    """Idle ms of the mean complete step of a device, by cause."""
-    table = of_complete_steps(run, run.table("idle"))
-    steps = of_complete_steps(run, run.table("breakdown")).height
-    rows = (
-        table.group_by("cause")
-        .agg(pl.col("idle_ns").sum())
-        .with_columns(
-            ms=pl.col("idle_ns") / NS_PER_MS / max(steps, 1),
-            told=pl.col("cause").replace_strict(IDLE_CAUSES, return_dtype=pl.String),
-            order=thinning.place("cause", {cause: place for place, cause in enumerate(IDLE_CAUSES)}),
-            place=pl.lit(0),
-        )
-        .drop("idle_ns")
-    )
-    return Drawn(rows.sort("order"))
-
-
-def kernel_rows(run: Run) -> Drawn:
-    """Summed ms of the names of work that took longest, over all ranks."""
-    work = run.table("kernels").filter(pl.col("class") != "other")
-    sums = work.group_by("class", "name").agg(pl.col("sum_ns", "num").sum())
-    top = sums.sort("sum_ns", "class", "name", descending=[True, False, False]).head(MAX_NAMES)
-    activity = {"compute": style.COMPUTE, "comm": style.COMM, "copy": style.COPYING}
-    rows = top.with_row_index("order").select(
-        pl.col("name").fill_null("unnamed").map_elements(kernel_name, return_dtype=pl.String),
-        pl.col("order").cast(pl.Int64),
-        pl.lit(0).alias("place"),
-        pl.col("class").replace_strict(activity, return_dtype=pl.String).alias("activity"),
-        (pl.col("sum_ns") / NS_PER_MS).alias("ms"),
-        "num",
-        (pl.col("sum_ns") / max(int(sums["sum_ns"].sum()), 1)).alias("share"),
-    )
-    # Names that are alike as far as they are shown are one bar.
-    rows = rows.group_by("name", "place", maintain_order=True).agg(
-        pl.col("order", "activity").first(), pl.col("ms", "num", "share").sum()
-    )
-    note = (
-        f"The first {MAX_NAMES} of {sums.height} names; the table has all of them." if sums.height > MAX_NAMES else ""
-    )
-    return Drawn(rows, note)
 
 
 def waiting_rows(run: Run) -> Drawn:

@@ -126,6 +126,13 @@ def idle(frame: pl.DataFrame, top: float | None = None) -> Spec:
     return _stacked(frame, "cause", {"value": style.ACTIVITY[style.IDLE]}, "idle ms a step", tooltip, top=top)
 
 
+def pipeline(frame: pl.DataFrame, top: float | None = None) -> Spec:
+    """Parts of the mean step of each stage, a stacked bar a stage. Columns: row, order, rank, part, place, ms."""
+    tooltip = [nominal("row", title="stage"), nominal("part"), quantitative("ms", title="ms a step", format=",.3f")]
+    colour = vl.coloured("part", style.PIPELINE, frame["part"])
+    return _stacked(frame, "row", colour, "ms a step", tooltip, top=top, picks="rank")
+
+
 def kernels(frame: pl.DataFrame, top: float | None = None) -> Spec:
     """Work of each name, a bar a name, coloured by its class.
 

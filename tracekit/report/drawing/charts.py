@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.errors import UsageError
-from tracekit.report.drawing import chart_rows, chart_specs, timeline, waterfall
+from tracekit.report.drawing import chart_rows, chart_specs, device_rows, timeline, waterfall
 from tracekit.report.drawing.chart_rows import Drawn
 from tracekit.report.drawing.vega_lite import Spec
 
@@ -128,16 +128,23 @@ CHARTS = {
         "There are no steps with work to take apart.",
         _longest_bar("row"),
     ),
+    "pipeline": Chart(
+        "Stages of the pipeline",
+        device_rows.pipeline_rows,
+        chart_specs.pipeline,
+        highest=_longest_bar("row"),
+        caption="Stages of the pipeline: what the mean step of each was spent on",
+    ),
     "idle": Chart(
         "Idle time by cause",
-        chart_rows.idle_rows,
+        device_rows.idle_rows,
         chart_specs.idle,
         highest=_longest_bar("cause"),
         caption="What devices waited for while idle",
     ),
     "kernels": Chart(
         "The work that took longest",
-        chart_rows.kernel_rows,
+        device_rows.kernel_rows,
         chart_specs.kernels,
         highest=_longest_bar("name"),
         caption="The work that took longest",

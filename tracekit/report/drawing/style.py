@@ -48,6 +48,9 @@ KINDS = {
 #: What a collective's time was, seen on all of its ranks.
 WAITING = {"transfer": "#4fa197", "waiting": "#d9a441"}
 
+#: What a stage of a pipeline does; waiting and idle are its bubble.
+PIPELINE = {"busy": "#2f5d8a", "transfer": "#4fa197", "waiting for a peer": "#d9a441", "idle": "#d3d9df"}
+
 #: Steps of the way from theory to the trace.
 LEDGER = {
     "total": "#2f5d8a",
