@@ -29,13 +29,15 @@ HALF = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 class Net(nn.Module):
     """Blocks of 8 × 8 and 8 between an embedding and a head; `spare` is a block, and `lost` a layer, without use."""
 
-    def __init__(self, *, spare=False, lost=False):
+    def __init__(self, *, spare=False, lost=False, buffers=False):
         super().__init__()
         self.embed = nn.Embedding(10, 8)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
         self.head = nn.Linear(8, 10, bias=False)
         self.spare = nn.Sequential(nn.Linear(8, 8)) if spare else None
         self.lost = nn.Linear(8, 3) if lost else None
+        if buffers:
+            self.register_buffer("seen", torch.zeros(5))
 
     def forward(self, tokens):
         x = self.embed(tokens)
@@ -90,9 +92,10 @@ LOOPS = {
     "fsdp2-unused-unit": (2, lambda: fsdp2(Net(spare=True, lost=True))),
     "fsdp1-types": (2, lambda: fsdp1(Net(), root=MixedPrecision(), block=BF16)),
     "fsdp1-hybrid": (4, hybrid),
-    "ddp-find-unused": (2, lambda: ddp(Net(lost=True), find_unused_parameters=True)),
+    "ddp-find-unused": (2, lambda: ddp(Net(lost=True, buffers=True), find_unused_parameters=True)),
     "ddp-find-unused-none": (2, lambda: ddp(Net(), find_unused_parameters=True)),
     "ddp-static-graph": (2, lambda: ddp(Net(spare=True, lost=True), static_graph=True)),
+    "ddp-buffers": (2, lambda: ddp(Net(buffers=True))),
     "ddp-fp16-hook": (2, lambda: ddp(Net(), default_hooks.fp16_compress_hook)),
     "ddp-allreduce-hook": (2, lambda: ddp(Net(), default_hooks.allreduce_hook)),
     "ddp-power-hook": (2, power),

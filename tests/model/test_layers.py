@@ -109,6 +109,20 @@ def test_recorder_ranges_and_sequence_numbers_give_layers_without_fsdp(tmp_path:
     }
 
 
+def test_ddp_sends_buffers_in_its_forward_with_the_recorders_phases_and_without(tmp_path: Path) -> None:
+    plain = [
+        step(1, 0, 1000),
+        span("before", 5, 2),
+        mark("DistributedDataParallel.forward", 10, 50),
+        span("sent", 12, 2),
+    ]
+    inside = [span("own", 25, 5), span("between", 70, 5)]
+    ours = [mark("tracekit::forward", 20, 30), mark("tracekit::backward", 100, 100)]
+    expected = {"before": (None, "other"), "sent": (None, "forward"), "between": (None, "other")}
+    assert places(tmp_path, [*plain, *inside, *ours]) == expected | {"own": ("", "forward")}
+    assert places(tmp_path, [*plain, *inside]) == expected | {"own": (None, "forward")}
+
+
 def test_phases_of_any_trace_come_from_autograd_and_the_optimizer(tmp_path: Path) -> None:
     evaluate = "autograd::engine::evaluate_function: AddBackward0"
     events = [

@@ -65,7 +65,7 @@ def test_ddp_compiled_as_a_whole_sends_buffers_inside_the_model():
         scope: rows(ddp(buffers=buffers, options={"compile": scope}), "layer", "phase")[0]
         for scope in ("model", "blocks")
     }
-    assert places == {"model": ("", "forward"), "blocks": (None, "other")}
+    assert places == {"model": ("", "forward"), "blocks": (None, "forward")}
 
 
 def test_a_hook_compresses_and_never_widens():

@@ -150,3 +150,5 @@ RECORDER_PHASE = r"^tracekit::(forward|backward|optimizer)"
 MODULE_FRAME_PREFIX = "nn.Module: "
 MODULE_FRAME = r"^nn\.Module: (.+)_(\d+)$"
 RECORDER_BACKWARD = "tracekit::backward"
+# torch/nn/parallel/distributed.py, `DistributedDataParallel.forward`.
+DDP_FORWARD = "DistributedDataParallel.forward"

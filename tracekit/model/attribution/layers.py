@@ -18,6 +18,7 @@ from tracekit.model import names
 from tracekit.model.as_of import latest
 from tracekit.model.attribution.ranges import (
     NO_RANGES,
+    ddp_ranges,
     fsdp_ranges,
     module_ranges,
     pipeline_ranges,
@@ -51,7 +52,8 @@ class Attribution:
         # A stage of a pipeline is what a moment belongs to where nothing inside it tells of a layer.
         stages = pipeline_ranges(kinds.annotations)
         told = pl.concat([named, stages])
-        phases = pl.concat([_autograd_phases(kinds, steps), told.filter(pl.col("phase").is_not_null())])
+        around = [_autograd_phases(kinds, steps), ddp_ranges(kinds.annotations)]
+        phases = pl.concat([*around, told.filter(pl.col("phase").is_not_null())])
         layered = told.drop_nulls("layer")
         self._layers = _segments(layered, "layer")
         backward = _backward_ranges(kinds.operators, self._layers, named)

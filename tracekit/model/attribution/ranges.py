@@ -10,7 +10,7 @@ from tracekit.model.event_kinds import timed
 from tracekit.model.pipeline_marks import pipeline_marks
 from tracekit.model.recordings import RUN
 
-# `layer` and `phase` null where the range names none; `source`: FSDP2, recorder, nn.Module, autograd, pipeline.
+# `layer` and `phase` null where the range names none; `source`: FSDP2, recorder, DDP, nn.Module, autograd, pipeline.
 RANGES_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "cycle": pl.Int32(),
@@ -107,6 +107,13 @@ def pipeline_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
     if marks.is_empty():
         return NO_RANGES
     return ranges(marks.with_columns(pl.format("stage {}", "stage").alias("layer")), "pipeline")
+
+
+def ddp_ranges(annotations: pl.DataFrame) -> pl.DataFrame:
+    """Return the forwards of DDP, which send buffers before the model's own begins; they name no layer."""
+    marks = spans(annotations.filter(pl.col("name") == names.DDP_FORWARD))
+    forward = pl.lit("forward").alias("phase")
+    return ranges(marks.with_columns(pl.lit(None, pl.String).alias("layer"), forward), "DDP")
 
 
 def module_ranges(frames: pl.DataFrame) -> pl.DataFrame:

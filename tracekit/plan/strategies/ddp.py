@@ -139,7 +139,7 @@ def _buffers(manifest: Manifest, micro_batch: int) -> Iterator[Call]:
     sizes: dict[str, int] = defaultdict(int)
     for buffer in manifest.buffers:
         sizes[buffer.dtype] += buffer.numel
-    # Compiled as a whole, DDP's own forward runs inside the model's.
-    place = ("", "forward") if option(manifest, "compile", default=None) == "model" else (None, "other")
+    # Compiled as a whole, DDP's own forward runs inside the model's; else around it.
+    place = ("" if option(manifest, "compile", default=None) == "model" else None, "forward")
     for dtype, numel in sizes.items():
         yield Call(*place, micro_batch, "broadcast", axis, ranks, dtype, numel, numel, term=named.BUFFERS)
