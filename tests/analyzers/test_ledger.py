@@ -42,7 +42,7 @@ def test_64_norms_after_backward_are_norms_and_no_gradients():
     # Case 70: a clipping that all-reduces one 4-byte norm a parameter.
     norms = [collective("all_reduce", "s", i, i + 1, numel=1, phase="optimizer", axis="dp_shard") for i in range(64)]
     frame = ledger(run_as_planned(FSDP2, *norms))
-    assert ("norm and loss all-reduces beyond the plan", 128, 256) in frame.select(COLUMNS).rows()
+    assert ("the loop's own collectives", 128, 256) in frame.select(COLUMNS).rows()
     assert rest(frame) == [(0, 0, 0)]
     gradients = ledger(run_as_planned(FSDP2, *norms), by=["phase"]).filter(pl.col("phase") == "backward")
     assert rest(gradients) == [(0, 0, 0)]
@@ -50,7 +50,7 @@ def test_64_norms_after_backward_are_norms_and_no_gradients():
 
 def test_the_norms_of_the_plan_are_not_counted_twice():
     frame = ledger(run_as_planned(ZERO2))
-    assert not frame["term"].str.contains("beyond the plan").any()
+    assert not frame["term"].str.contains("own collectives").any()
 
 
 def test_a_large_all_reduce_is_never_a_norm():
@@ -180,3 +180,41 @@ def test_wrong_plans_are_caught():
     narrow = manifest_of("fsdp2", SMALL, micro_batches=2)
     for wrong in (more, narrow):
         assert rest(ledger(run, expected=expectation(run, params=wrong))) != [(0, 0, 0)]
+
+
+def beyond(*calls, manifest=FSDP2):
+    """Elements × passes and bytes of the loop's own collectives, and what stays unexplained."""
+    frame = ledger(run_as_planned(manifest, *calls))
+    own = frame.filter(pl.col("term") == "the loop's own collectives").select("numel", "payload_bytes").rows()
+    return own, rest(frame)[0][0]
+
+
+def extra(kind, numel, *, phase="other", **more):
+    return collective(kind, "s", 50, 51, numel=numel, phase=phase, axis="dp_shard", **more)
+
+
+@pytest.mark.parametrize(
+    ("calls", "own", "unexplained"),
+    [
+        # Metrics: five numbers, summed by each rank; a broadcast seed; gathered losses.
+        ([extra("all_reduce", 5)], [(10, 20)], 0),
+        ([extra("broadcast", 1)], [(1, 4)], 0),
+        ([extra("all_gather", 2), extra("all_gather", 2)], [(4, 16)], 0),
+        ([extra("all_reduce", 5), extra("broadcast", 3, phase="optimizer")], [(13, 32)], 0),
+        # A parameter of 8 elements: small is no proof that it is no gradient.
+        ([extra("all_reduce", 8)], [], 16),
+        # In backward, of a kind that no loop issues, or larger than metrics are.
+        ([extra("all_reduce", 5, phase="backward")], [], 10),
+        ([extra("reduce_scatter", 6)], [], 6),
+        ([extra("all_reduce", 1025)], [], 2050),
+    ],
+)
+def test_what_the_loop_issues_by_itself_is_a_term_and_nothing_else(calls, own, unexplained):
+    assert beyond(*calls) == (own, unexplained)
+
+
+def test_of_calls_that_the_plan_has_only_those_beyond_it_are_the_loops():
+    # ZeRO-2's plan has a norm of one element in float32 itself.
+    planned = run_as_planned(ZERO2).collectives.filter(pl.col("phase") == "optimizer", pl.col("payload_numel") == 1)
+    assert planned.height > 0
+    assert beyond(extra("all_reduce", 1, dtype="float32"), manifest=ZERO2) == ([(2, 4)], 0)

@@ -178,7 +178,7 @@ def test_a_walk_is_the_mean_of_steps_and_tells_small_terms_in_elements():
     rows = waterfall.rows(run).rows
     assert rows.select(WALK).rows() == [
         ("theory", "total", 4040, "2.00Ψ"),
-        ("norm and loss all-reduces beyond the plan", "more than the theory", 1, "+1 element"),
+        ("the loop's own collectives", "more than the theory", 1, "+1 element"),
         ("measured", "total", 4041, "2.00Ψ"),
         ("unexplained", "unexplained", 0, "0"),
     ]

@@ -10,6 +10,7 @@ from tracekit import common_columns as c
 from tracekit.analyzers import volume
 from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.analyzers.expectation import Expectation, expectation
+from tracekit.analyzers.loop_calls import loop_calls
 from tracekit.plan.shares import THEORY
 from tracekit.table_schema import Column, Groupings, Schema
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tracekit.model.run import Run
 
 MEASURED, UNEXPLAINED = "measured", "unexplained"
-SMALL, EMULATED = "norm and loss all-reduces beyond the plan", "emulated by the backend"
+LOOPS, EMULATED = "the loop's own collectives", "emulated by the backend"
 
 _UNKNOWN = "the size of a collective, or what is expected, is not known"
 LEDGER_BY = Groupings(
@@ -43,9 +44,7 @@ LEDGER_SCHEMA = Schema(
 
 _STEP = ("rank", "step")
 _SIZES = ("numel", "payload_bytes", "backend_numel")
-_LAST = {SMALL: 1000, EMULATED: 1001, MEASURED: 1002, UNEXPLAINED: 1003}
-# All-reduces outside forward and backward of at most so many elements are norms, losses and flags.
-_SMALL_NUMEL = 1024
+_LAST = {LOOPS: 1000, EMULATED: 1001, MEASURED: 1002, UNEXPLAINED: 1003}
 
 
 def ledger(
@@ -58,8 +57,8 @@ def ledger(
 ) -> pl.DataFrame:
     """Terms from theory to the trace of each complete step (and group of LEDGER_BY), which add up: LEDGER_SCHEMA.
 
-    Small all-reduces between backward and optimizer that no plan knows are a term, as they carry no gradients; what the
-    backend emulates is a term of `backend_numel` alone. Where the size of a collective is unknown nothing is compared
+    Collectives that the loop issues by itself are a term (see loop_calls.py); what the backend emulates is a term of
+    `backend_numel` alone. Where the size of a collective is unknown nothing is compared
     and `unexplained` is null, unless `partial`.
 
     `summed` adds up all complete steps of all ranks; rank and step are null then. Without an expectation (`expected`,
@@ -75,7 +74,7 @@ def ledger(
     terms = _terms(known, groups)
     measured = _measured(run, steps, keys, terms)
     planned = steps.join(terms, how="cross").select(*keys, "place", "term", *_SIZES)
-    planned = pl.concat([planned, _small(run, steps, keys, known)], how="vertical_relaxed")
+    planned = pl.concat([planned, _loops(run, steps, keys, known)], how="vertical_relaxed")
     if summed:
         planned, measured = _over_all(planned, groups), _over_all(measured, groups)
     rest = _rest(planned, measured, keys, known, partial=partial)
@@ -122,37 +121,16 @@ def _terms(known: Expectation, groups: list[str]) -> pl.DataFrame:
     return pl.concat([sums, emulated], how="vertical_relaxed").filter(counts)
 
 
-def _small(run: Run, steps: pl.DataFrame, keys: list[str], known: Expectation) -> pl.DataFrame:
-    """Norms and losses that the plan does not know: small all-reduces outside forward and backward, beyond its own."""
+def _loops(run: Run, steps: pl.DataFrame, keys: list[str], known: Expectation) -> pl.DataFrame:
+    """The term of the loop's own collectives, see loop_calls.py."""
     groups = [key for key in keys if key not in _STEP]
-    is_small = (
-        (pl.col("kind") == "all_reduce")
-        & ~pl.col("phase").is_in(["forward", "backward"])
-        & (pl.col("payload_numel") <= _SMALL_NUMEL)
-    )
-    expected = (
-        known.calls.filter(is_small)
-        .group_by(groups or [pl.lit(0).alias("all")])
-        .agg((pl.col("payload_numel") * pl.col("passes")).sum().alias("expected"), pl.col("payload_bytes").sum())
-        .rename({"payload_bytes": "expected_bytes"})
-    )
-    found = (
-        volume.sized(run)
-        .filter(is_small)
-        .join(steps, on=list(_STEP), how="semi")
-        .with_columns(pl.lit(0).alias("all"))
-        .group_by(*keys, "all")
-        .agg(pl.col("passes_numel", "payload_bytes", "backend_numel").sum())
-        .join(expected, on=groups or ["all"], how="left", nulls_equal=True)
-    )
-    more = pl.col("passes_numel") - pl.col("expected").fill_null(0)
-    return found.filter(more > 0, pl.lit(not known.calls.is_empty())).select(
+    return loop_calls(run, known, steps, groups).select(
         *keys,
-        pl.lit(_LAST[SMALL], pl.Int64).alias("place"),
-        pl.lit(SMALL).alias("term"),
-        more.alias("numel"),
-        (pl.col("payload_bytes") - pl.col("expected_bytes").fill_null(0)).alias("payload_bytes"),
-        (pl.col("backend_numel") - pl.col("expected").fill_null(0)).alias("backend_numel"),
+        pl.lit(_LAST[LOOPS], pl.Int64).alias("place"),
+        pl.lit(LOOPS).alias("term"),
+        pl.col("passes_numel").alias("numel"),
+        "payload_bytes",
+        "backend_numel",
     )
 
 

@@ -12,6 +12,8 @@ import polars as pl
 from tracekit.layer_names import gradient_order, span, units_with_backward
 from tracekit.manifest import Manifest
 
+# Metrics, norms and losses that a loop sends by itself have at most so many elements.
+_LOOPS_NUMEL = 1024
 _GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -31,17 +33,49 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
     # DDP's map of used parameters.
     candidates = candidates.filter(pl.col("dtype").ne_missing("int32"))
     found: dict[int, str] = {}
+    spans: list[str] | list[str | None] | None
     for group in candidates.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
         numels = group["in_numel"].to_list()
         kinds = set(group["kind"])
         spans = None if kinds == {"reduce"} else _bucket_spans(numels, gradients)
+        if spans is None and kinds != {"reduce"}:
+            spans = _without_loops_own(group, gradients)
         if spans is None and kinds == {"reduce_scatter"}:
             spans = _bucket_spans(numels, _padded(gradients, group))
         # Reductions to owners send a bucket in parts; so does an all-reduce of a gradient that no bucket can hold.
         if spans is None and kinds in ({"reduce"}, {"all_reduce"}):
             spans = _bucket_spans(numels, gradients, parts=True)
-        found |= dict(zip(group["row"].to_list(), spans, strict=True)) if spans else {}
+        named = zip(group["row"].to_list(), spans or [], strict=bool(spans))
+        found |= {row: name for row, name in named if name is not None}
     return _with_found(collectives, found)
+
+
+def _without_loops_own(group: pl.DataFrame, gradients: list[tuple[int, str]]) -> list[str | None] | None:
+    """Return the layer span of each bucket among calls that a loop issued by itself, which get none.
+
+    A loop sends metrics, norms and losses beside the buckets: short, outside backward, and no run of gradients.
+    """
+    numels, phases = group["in_numel"].to_list(), group["phase"].to_list()
+    is_bucket, position = list[bool](), 0
+    for numel, phase in zip(numels, phases, strict=True):
+        fits = _ends_with_a_gradient(numel, gradients, position)
+        skips = not fits and phase != "backward" and numel <= _LOOPS_NUMEL
+        is_bucket.append(not skips)
+        position += 0 if skips else _num_gradients(numel, gradients, position)
+    spans = _bucket_spans([n for n, keep in zip(numels, is_bucket, strict=True) if keep], gradients)
+    if spans is None or all(is_bucket):
+        return None
+    waiting = iter(spans)
+    return [next(waiting) if keep else None for keep in is_bucket]
+
+
+def _num_gradients(numel: int, gradients: list[tuple[int, str]], position: int) -> int:
+    """Return how many gradients, from a position on, so many elements take."""
+    number = 0
+    while gradients and numel > 0:
+        numel -= gradients[(position + number) % len(gradients)][0]
+        number += 1
+    return number
 
 
 def _padded(gradients: list[tuple[int, str]], group: pl.DataFrame) -> list[tuple[int, str]]:
