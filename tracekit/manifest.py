@@ -154,6 +154,14 @@ class StepTimes(msgspec.Struct, frozen=True):
     overhead_ratio: Annotated[float, msgspec.Meta(ge=0, le=10**9)] | None = None
 
 
+class ObservedStep(msgspec.Struct, frozen=True):
+    """What the recorder saw a step of the window do: forwards with a backward, and forwards without one."""
+
+    step: Step
+    micro_batches: Small = 0
+    other_forwards: Small = 0
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """A recorded run: what was trained, how it was sharded, on what, and which files hold it."""
 
@@ -177,6 +185,8 @@ class Manifest(msgspec.Struct, frozen=True):
     hosts: list[str] = []
     devices: list[str] = []
     step_times: StepTimes = StepTimes()
+    observed: list[ObservedStep] = []
+    unknown_because: str | None = None
     ranks: list[RankInfo] = []
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit.analyzers.breakdown import outside_steps
 from tracekit.analyzers.complete_steps import of_complete_steps_alone
+from tracekit.analyzers.recognition import in_words, looks_like
 from tracekit.analyzers.skew import start_wait
 from tracekit.model.collectives.matching import SEQ_DIFFERS, SYMMETRIC
 from tracekit.model.devices.device_rows import BEFORE
@@ -34,7 +35,7 @@ _WORTH_SAYING = 0.01
 def caveats(run: Run) -> list[str]:
     """Caveats of the run, a sentence an entry."""
     sentences = [
-        None if run.manifest else "There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.",
+        _no_manifest(run),
         _no_memory(run),
         "The trace has no step marks, so all of it is one window." if run.steps["step"].is_null().all() else None,
         _incomplete(run.steps),
@@ -165,6 +166,17 @@ def _cpu_memory_alone(run: Run) -> str | None:
     if not devices or run.allocations.is_empty() or (run.allocations["device"] != "cpu").any():
         return None
     return f"The memory events are of the CPU alone: the memory of {', '.join(devices)} is unknown."
+
+
+def _no_manifest(run: Run) -> str | None:
+    """That there is no manifest, or one that names no strategy, and what the trace looks like."""
+    names = looks_like(run)
+    alike = f" By its collectives this looks like {in_words(names)}." if names else ""
+    if run.manifest is None:
+        return f"There is no manifest, so Ψ is unknown and nothing can be compared with 2Ψ or 3Ψ.{alike}"
+    if run.manifest.unknown_because is None:
+        return None
+    return f"No strategy is named, for {plain_line(run.manifest.unknown_because)}.{alike}"
 
 
 def _no_memory(run: Run) -> str | None:

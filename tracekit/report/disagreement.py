@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.analyzers.expectation import expectation
 from tracekit.analyzers.ledger import LOOPS, UNEXPLAINED
 from tracekit.analyzers.loop_calls import loop_calls
 from tracekit.analyzers.recognition import in_words, looks_like
-from tracekit.analyzers.complete_steps import complete_steps
 from tracekit.layer_names import ROOT
 from tracekit.text import plain
 from tracekit.units import counted, size
@@ -128,10 +128,9 @@ def _units(run: Run) -> str | None:
         for layer, times, expected in worst.head(_NAMED).select("layer", "times", "planned").iter_rows()
     ]
     more = f", and {counted(worst.height - _NAMED, 'other unit')}" if worst.height > _NAMED else ""
-    forwards = {step.get("other_forwards", 0) for step in manifest.observed if isinstance(step, dict)}
     why = (
         "the recorder saw forwards without a backward in the step, as an evaluation makes"
-        if forwards - {0}
+        if any(step.other_forwards for step in manifest.observed)
         else "a second forward in the step, such as an evaluation, or micro-batches that the recorder was not told of?"
     )
     return f"Gathered {'; '.join(named)}{more}: {why}"

@@ -16,6 +16,7 @@ from tracekit.plan.schema import PADDING
 from tracekit.report.busy import NO_COMMUNICATION, busy, is_without_communication, longest
 from tracekit.report.by_device import by_device
 from tracekit.report.caveats import caveats
+from tracekit.report.disagreement import agrees, disagreement, loops_own
 from tracekit.report.exposed import comes_first, exposed
 from tracekit.report.pipelined import pipelined
 from tracekit.strategies import title
@@ -83,7 +84,8 @@ def sentences(run: Run) -> list[str]:
 
 def _volume_and_time(run: Run) -> list[str | None]:
     """The sentences on volume and on exposed time, the one that matters more first."""
-    volume, time = [_volume(run), _backend(run), _coverage(run)], exposed(run)
+    volume = [_volume(run), disagreement(run), loops_own(run), _backend(run), _coverage(run)]
+    time = exposed(run)
     return [time, *volume] if time is not None and comes_first(run) else [*volume, time]
 
 
@@ -96,10 +98,10 @@ def _volume(run: Run) -> str | None:
         return _bytes_moved(run)
     low, high = _number(measured.min()), _number(measured.max())
     moved = f"{low:.2f}Ψ" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}Ψ to {high:.2f}Ψ"
-    return f"{_subject(run)} moved {moved} a step{_difference(walk, moved)}; {_hidden(run)}."
+    return f"{_subject(run)} moved {moved} a step{_difference(run, walk, moved)}; {_hidden(run)}."
 
 
-def _difference(walk: pl.DataFrame, moved: str) -> str:
+def _difference(run: Run, walk: pl.DataFrame, moved: str) -> str:
     """Measured volume compared with the theory, with the reasons worth naming, as part of a sentence."""
     psi: dict[str, float | None] = dict(_telling_step(walk).select("term", "psi").iter_rows())
     theory, rest = psi.pop(named.THEORY, None), psi.pop(UNEXPLAINED, None)
@@ -108,6 +110,9 @@ def _difference(walk: pl.DataFrame, moved: str) -> str:
         return "; what it should move is unknown"
     if total is None or rest is None:
         return f" at least; how that stands to {theory:.0f}Ψ is unknown, as not all sizes and terms are known"
+    # Terms of a plan that the trace does not follow are reasons for nothing.
+    if abs(rest) < _WORTH_SAYING and not agrees(run):
+        return f", which is the plan's total and not its parts ({theory:.0f}Ψ in the closed form)"
     return _reasons(theory, total, rest, psi, moved)
 
 
@@ -118,9 +123,7 @@ def _reasons(theory: float, total: float, rest: float, psi: dict[str, float | No
     clauses = _clauses({term: part for term, part in named.items() if part * gap > 0 or abs(gap) < _WORTH_SAYING})
     against = _clauses({term: part for term, part in named.items() if part * gap < 0 and abs(gap) >= _WORTH_SAYING})
     if abs(rest) >= _WORTH_SAYING:
-        return (
-            f", where its plan says {total - rest:.2f}Ψ: {rest:+.2f}Ψ stay unexplained (is the strategy's name right?)"
-        )
+        return f", where its plan says {total - rest:.2f}Ψ: {rest:+.2f}Ψ stay unexplained"
     if not clauses:
         return ", as the closed form says" if abs(gap) < _WORTH_SAYING else f", not {theory:.0f}Ψ"
     if abs(gap) < _WORTH_SAYING:
