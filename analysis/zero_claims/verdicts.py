@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracekit.analyzers.ledger import EMULATED, SMALL
+from tracekit.analyzers.ledger import EMULATED, LOOPS
 from tracekit.plan import shares
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HOLDS, WHEN, NOT, OPEN = "holds", "holds when", "does not hold", "is not answered"
 
 #: Terms of a few elements that a step sends whatever the size of the model: flags and norms.
-CHECKS = frozenset({shares.OVERFLOW, shares.NORM, SMALL})
+CHECKS = frozenset({shares.OVERFLOW, shares.NORM, LOOPS})
 
 
 class Walk(NamedTuple):

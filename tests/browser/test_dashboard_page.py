@@ -47,8 +47,8 @@ def test_every_chart_is_drawn_and_fits(open_page, report, size):
     page = opened(open_page, report, size)
     places = page.locator(".chart").count()
     assert page.evaluate(DRAWN) == str(places)
-    assert places == 19  # comparison, and nine of each run
-    assert page.locator(".chart svg").count() == 17
+    assert places == 23  # comparison, and eleven of each run
+    assert page.locator(".chart svg").count() == 21
     assert page.locator(".chart canvas").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
     wide = (
@@ -62,7 +62,7 @@ def test_sentences_are_seen_without_scrolling(open_page, report):
     for article in page.locator(".sentences .first").all():
         box = article.bounding_box()
         assert box["y"] + box["height"] < LAPTOP[1]
-        assert "Ψ" in article.inner_text()
+    assert all("Ψ" in text for text in page.locator(".sentences .first").all_inner_texts())
 
 
 def test_a_click_on_a_layer_picks_it_in_every_chart(open_page, report):

@@ -7,6 +7,7 @@ from fakes import common_fixture, run_of, step, work
 
 from tracekit.report.busy import NO_COMMUNICATION, busy, is_without_communication, longest
 from tracekit.report.caveats import caveats
+from tracekit.report.drawing.device_rows import kernel_rows
 from tracekit.report.sentences import sentences
 
 US = 1_000
@@ -92,3 +93,22 @@ def steps_of(*lengths):
 def test_a_first_step_that_holds_more_is_told(lengths, told):
     found = [text for text in caveats(steps_of(*lengths)) if "the first, took" in text]
     assert [text.startswith(str(told)) for text in found] == ([] if told is None else [True])
+
+
+_ALIKE = "a_kernel_whose_name_is_long_and_goes_on_"
+
+
+@pytest.mark.parametrize(
+    ("names", "bars"),
+    [
+        ({"b": 30, f"{_ALIKE}1": 20, f"{_ALIKE}2": 20}, [0.04, 0.03]),
+        ({"b": 50, f"{_ALIKE}1": 20, f"{_ALIKE}2": 20}, [0.05, 0.04]),
+        ({"b": 30, "c": 20, "d": 20}, [0.03, 0.02, 0.02]),
+        ({f"{_ALIKE}1": 20, f"{_ALIKE}2": 20}, [0.04]),
+    ],
+)
+def test_bars_of_work_stand_by_length_also_where_names_are_shown_alike(names, bars):
+    rows = [kernel(100 * n, 100 * n + lasts, issued=0, name=name) for n, (name, lasts) in enumerate(names.items())]
+    drawn = kernel_rows(run_with(*rows)).rows
+    assert drawn["ms"].to_list() == pytest.approx(bars)
+    assert drawn["order"].to_list() == list(range(len(bars)))

@@ -53,7 +53,9 @@ def exposed(run: Run) -> str | None:
 
 
 def comes_first(run: Run) -> bool:
-    """Whether exposed time is what to say first: much of a step waits for other ranks."""
+    """Whether exposed time is what to say first: much of a step waits for other ranks, and it is known for which."""
+    if not _late_ranks(run):
+        return False
     steps = of_complete_steps(run, run.table("breakdown"))
     length, total = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
     by = of_complete_steps(run, run.table("exposure", by=("rank", "step", "cause")))
@@ -101,7 +103,17 @@ def _largest(table: pl.DataFrame, by: list[str]) -> tuple[tuple[Any, ...] | None
 
 
 def _late(run: Run) -> str:
-    """Whom the ranks wait for, by number where the same few come last to nearly all that is waited for."""
+    """Whom the ranks wait for, by number where these are known."""
+    late = _late_ranks(run)
+    if not late:
+        return _DOES["late rank"]
+    if len(late) == 1:
+        return f"waits for rank {late[0]}, which comes later than the others"
+    return f"waits for ranks {', '.join(map(str, late[:-1]))} and {late[-1]}, which come later than the others"
+
+
+def _late_ranks(run: Run) -> list[int]:
+    """The few ranks that come last to nearly all that is waited for; none where many do, or now one and now another."""
     call = ["step", "kind", "group", "seq"]
     waits = of_complete_steps(run, run.table("skew")).drop_nulls("wait_ns")
     longest = pl.col("wait_ns").max().over(call)
@@ -109,11 +121,8 @@ def _late(run: Run) -> str:
     total = _number(waits.group_by(call).agg(pl.col("wait_ns").max())["wait_ns"].sum())
     by_rank = last.group_by("rank").agg(pl.col("longest").sum())
     late = by_rank.filter(pl.col("longest") >= _NEARLY_ALL * total)["rank"].sort().to_list()
-    if not total or not late or len(late) > _MOST_NAMED or 2 * len(late) > run.ranks["rank"].n_unique():
-        return _DOES["late rank"]
-    if len(late) == 1:
-        return f"waits for rank {late[0]}, which comes later than the others"
-    return f"waits for ranks {', '.join(map(str, late[:-1]))} and {late[-1]}, which come later than the others"
+    are_few = len(late) <= _MOST_NAMED and 2 * len(late) <= run.ranks["rank"].n_unique()
+    return late if total and are_few else []
 
 
 def place_text(kind: str, layer: str | None, phase: str | None) -> str:

@@ -100,3 +100,24 @@ def test_work_of_cut_steps_is_left_out_where_others_are_whole():
     assert kernels(run_of(steps=steps, work=rows))["name"].to_list() == ["a"]
     cut = [one | {"complete": False} for one in steps]
     assert kernels(run_of(steps=cut, work=rows))["name"].to_list() == ["b", "a"]
+
+
+# Windows of two ranks as (rank, step, from, to, complete), and the names of work that count.
+SHARED = {
+    "an extra first step": ([(0, 0, 0, 100, True), (0, 1, 100, 200, True), (1, 1, 100, 200, True)], ["0.1", "1.1"]),
+    "an extra last step": ([(0, 1, 0, 100, True), (1, 1, 0, 100, True), (1, 2, 100, 200, True)], ["0.1", "1.1"]),
+    "cut on one rank": (
+        [(0, 1, 0, 100, True), (0, 2, 100, 200, True), (1, 1, 0, 100, False), (1, 2, 100, 200, True)],
+        ["0.2", "1.2"],
+    ),
+    "whole on both": ([(0, 1, 0, 100, True), (1, 1, 0, 100, True)], ["0.1", "1.1"]),
+    "none whole": ([(0, 1, 0, 100, False), (1, 1, 0, 100, False)], ["0.1", "1.1"]),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_the_work_is_that_of_steps_that_all_ranks_have_in_full(case):
+    windows, names = SHARED[case]
+    steps = [step(number, a, b, rank=rank) | {"complete": whole} for rank, number, a, b, whole in windows]
+    rows = [kernel(a, b, name=f"{rank}.{number}", rank=rank, step=number) for rank, number, a, b, _ in windows]
+    assert kernels(run_of(steps=steps, work=rows))["name"].to_list() == names

@@ -10,6 +10,7 @@ import polars as pl
 from tracekit import common_columns as c
 from tracekit import intervals
 from tracekit.analyzers.breakdown import on_device, step_windows
+from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.model.device_time import DEVICE_KEY, union_per_device
 from tracekit.table_schema import Column, Groupings, Schema
 
@@ -44,7 +45,11 @@ KERNELS_SCHEMA = Schema(
     c.DEVICE,
     Column("class", pl.String, "compute, comm, copy or other."),
     c.NAME,
-    Column("num", pl.Int64, "Number of times that it ran in complete steps (in all where there is none)."),
+    Column(
+        "num",
+        pl.Int64,
+        "Number of times that it ran in steps that all ranks have in full (in all where there is none).",
+    ),
     Column("sum_ns", pl.Int64, "Sum of its durations: what ran at the same time counts each time."),
     Column("median_ns", pl.Int64, "Median duration, rounded down."),
     Column("longest_ns", pl.Int64, "The longest."),
@@ -84,9 +89,9 @@ def idle(run: Run, *, by: Sequence[str] | None = None) -> pl.DataFrame:
 def kernels(run: Run) -> pl.DataFrame:
     """Work of each name on each device, the longest sum first: KERNELS_SCHEMA."""
     work = on_device(run.work)
-    whole = run.steps.filter("complete").select("rank", "step").unique()
-    if whole.height and whole["step"].count():
-        work = work.join(whole, on=["rank", "step"], how="semi", nulls_equal=True)
+    # Without marks a run is one window, and work launched before it belongs to no step.
+    if run.steps["step"].count():
+        work = of_complete_steps(run, work)
     ns, place = pl.col("dur_ns"), ["rank", "device"]
     return (
         work.group_by(*place, "class", "name")

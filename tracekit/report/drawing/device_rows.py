@@ -90,10 +90,11 @@ def kernel_rows(run: Run) -> Drawn:
         "num",
         (pl.col("sum_ns") / max(int(sums["sum_ns"].sum()), 1)).alias("share"),
     )
-    # Names that are alike as far as they are shown are one bar.
+    # Names that are alike as far as they are shown are one bar, which then may be longer than those before it.
     rows = rows.group_by("name", "place", maintain_order=True).agg(
-        pl.col("order", "activity").first(), pl.col("ms", "num", "share").sum()
+        pl.col("activity").first(), pl.col("ms", "num", "share").sum()
     )
+    rows = rows.sort("ms", descending=True, maintain_order=True).with_columns(order=pl.int_range(pl.len()))
     note = (
         f"The first {MAX_NAMES} of {sums.height} names; the table has all of them." if sums.height > MAX_NAMES else ""
     )
