@@ -201,8 +201,19 @@ def extra(kind, numel, *, phase="other", **more):
         ([extra("broadcast", 1)], [(1, 4)], 0),
         ([extra("all_gather", 2), extra("all_gather", 2)], [(4, 16)], 0),
         ([extra("all_reduce", 5), extra("broadcast", 3, phase="optimizer")], [(13, 32)], 0),
-        # A parameter of 8 elements: small is no proof that it is no gradient.
+        # The norm of each of four gradients; an object's bytes, whatever their number; one number a parameter.
+        ([extra("all_reduce", 4)], [(8, 16)], 0),
+        ([extra("broadcast", 5000) | {"dtype": "uint8"}], [(5000, 20000)], 0),
+        ([extra("all_reduce", 1)] * 64, [(128, 256)], 0),
+        # Small is no proof that it is no gradient: a parameter of 8 elements, one of 4 twice, pieces of a unit, of all.
         ([extra("all_reduce", 8)], [], 16),
+        ([extra("all_reduce", 4)] * 2, [], 16),
+        ([extra("all_reduce", 3), extra("all_reduce", 5)], [], 16),
+        ([extra("all_reduce", 10), extra("all_reduce", 10), extra("all_reduce", 4)], [], 48),
+        ([extra("all_reduce", 600)] * 2, [], 2400),
+        # A parameter broadcast is no seed, and a call whose place is unknown is not known to be outside.
+        ([extra("broadcast", 8)], [], 8),
+        ([extra("all_reduce", 5, phase=None)], [], 10),
         # In backward, of a kind that no loop issues, or larger than metrics are.
         ([extra("all_reduce", 5, phase="backward")], [], 10),
         ([extra("reduce_scatter", 6)], [], 6),
@@ -218,3 +229,20 @@ def test_of_calls_that_the_plan_has_only_those_beyond_it_are_the_loops():
     planned = run_as_planned(ZERO2).collectives.filter(pl.col("phase") == "optimizer", pl.col("payload_numel") == 1)
     assert planned.height > 0
     assert beyond(extra("all_reduce", 1, dtype="float32"), manifest=ZERO2) == ([(2, 4)], 0)
+
+
+def test_a_norm_that_the_trace_lacks_is_not_made_up_for_by_another_call():
+    run = run_as_planned(ZERO2, extra("broadcast", 1))
+    run.collectives = run.collectives.filter(~((pl.col("payload_numel") == 1) & (pl.col("phase") == "optimizer")))
+    frame = ledger(run)
+    assert frame.filter(pl.col("term") == "the loop's own collectives")["numel"].to_list() == [1]
+    assert rest(frame)[0][0] == -4
+
+
+@pytest.mark.parametrize("by", [("phase",), ("axis",), ("dtype",), PLACES])
+def test_the_loops_own_are_the_same_calls_in_every_group(by):
+    calls = [extra("all_reduce", 1, phase="other"), extra("all_reduce", 5), extra("broadcast", 3)]
+    for manifest in (FSDP2, ZERO2):
+        frame = ledger(run_as_planned(manifest, *calls), by=by)
+        assert frame.filter(pl.col("term") == "the loop's own collectives")["numel"].sum() == 15
+        assert frame.filter(pl.col("term") == "unexplained")["numel"].sum() == 0

@@ -12,6 +12,7 @@ import tracekit
 from tracekit.analyzers.breakdown import breakdown
 from tracekit.analyzers.overlap import overlap
 from tracekit.model.collectives.bucket_layers import _bucket_spans
+from tracekit.model.collectives.buckets_among import buckets_among
 from tracekit.model.collectives.calls import op_sizes
 
 
@@ -196,6 +197,34 @@ def test_sizes_from_operator_shapes(kind: str, dims: str, sizes: tuple[int | Non
 def test_buckets_are_read_only_where_the_sums_meet(buckets: list[int], spans: list[str] | None) -> None:
     gradients = [(2, "layers.1"), (3, "layers.1"), (3, "layers.0"), (4, "layers.0")]
     assert _bucket_spans(buckets, gradients) == spans
+
+
+B, OUT = True, False
+
+
+@pytest.mark.parametrize(
+    ("numels", "inside", "kept"),
+    [
+        # A metric of 5 numbers after backward, before it, in between, and as large as a gradient.
+        ([800, 400, 5], [B, B, OUT], [0, 1]),
+        ([5, 800, 400], [OUT, B, B], [1, 2]),
+        ([800, 5, 400, 5], [B, OUT, B, OUT], [0, 2]),
+        ([800, 400, 200], [B, B, OUT], [0, 1]),
+        # The last bucket is sent after the last operator of backward.
+        ([800, 400, 5], [B, OUT, OUT], [0, 1]),
+        ([800, 5, 400], [B, OUT, OUT], [0, 2]),
+        # Two passes, a metric after each; a small call in backward, as batch norm's.
+        ([1200, 5, 1200, 5], [B, OUT, B, OUT], [0, 2]),
+        ([800, 12, 400], [B, B, B], [0, 2]),
+        # A large call in backward that is no gradient, a pass that is cut, metrics alone, nothing.
+        ([800, 100, 400], [B, B, B], None),
+        ([800, 5], [B, OUT], None),
+        ([5, 5], [OUT, OUT], None),
+        ([], [], None),
+    ],
+)
+def test_buckets_are_found_among_what_the_loop_sends_itself(numels, inside, kept) -> None:
+    assert buckets_among(numels, inside, [200, 300, 300, 400]) == kept
 
 
 def comms(ts: float, numel: int, ident: int, *, name: str = "_allgather_base", dtype: str = "Float") -> dict[str, Any]:

@@ -174,3 +174,27 @@ def test_reduce_scatters_of_padded_gradients_are_buckets_and_others_are_not(rank
     seen = pl.DataFrame(columns).with_columns(pl.col("row").alias("issued_ns"), pl.col("row").cast(pl.UInt32))
     seen = seen.with_columns(*(pl.lit(value).alias(name) for name, value in same.items()), *unknown)
     assert with_bucket_layers(seen, manifest)["layer"].to_list() == layers
+
+
+METRIC = ("all_reduce", 5, "other")
+
+
+# The gradients of ODD in two buckets, and what the loop sends beside them.
+@pytest.mark.parametrize(
+    ("kind", "buckets", "strategy"),
+    [("all_reduce", [11, 12], "ddp"), ("reduce_scatter", [12, 15], "zero3-deepspeed"), ("reduce", [11, 12], "zero2")],
+)
+@pytest.mark.parametrize("metrics", [[METRIC], [("all_reduce", 3, "optimizer")] * 2, [("reduce", 5, "other")]])
+def test_metrics_of_the_loop_take_no_layer_from_the_buckets(kind, buckets, strategy, metrics):
+    manifest = manifest_of(strategy, ODD, ranks=3, grad_order=PADDED)
+    sent = [*((kind, numel, "backward") for numel in buckets), *metrics]
+    rows = [
+        {"row": row, "rank": 0, "cycle": 0, "step": 5, "issued_ns": row, "dtype": "float32", "kind": kind}
+        | {"in_numel": numel, "out_numel": numel // 3 if kind == "reduce_scatter" else numel, "phase": phase}
+        for row, (kind, numel, phase) in enumerate(sent)
+    ]
+    unknown = [pl.lit(None, pl.String).alias(name) for name in ("layer", "layer_from")]
+    seen = pl.DataFrame(rows).with_columns(pl.col("row").cast(pl.UInt32), *unknown)
+    found = with_bucket_layers(seen, manifest)
+    assert found["layer"].to_list() == ["(root)..b", "a..(root)", *[None] * len(metrics)]
+    assert found["phase"].to_list() == [phase for _, _, phase in sent]

@@ -25,7 +25,8 @@ _BEYOND = "planned beyond the theory"
 class Expectation(NamedTuple):
     """Terms by place (TERMS_SCHEMA) and what the backend adds to them; `missing` says which input would tell more.
 
-    `calls` is the plan (PLAN_SCHEMA), empty where there is none. `complete`: there is something to compare with.
+    `calls` is the plan (PLAN_SCHEMA), empty where there is none, and `manifest` what it is made of, if of one.
+    `complete`: there is something to compare with.
     """
 
     terms: pl.DataFrame
@@ -34,6 +35,7 @@ class Expectation(NamedTuple):
     psi: int | None
     complete: bool
     missing: list[str]
+    manifest: Manifest | None = None
 
 
 def expectation(
@@ -93,7 +95,7 @@ def _of_manifest(manifest: Manifest, strategy: str | None) -> Expectation:
     if expected.is_empty():
         return _of_theory(named.strategy, named.psi)
     emulated = _emulated(calls, manifest.backend)
-    return Expectation(expected, calls, emulated, named.psi, complete=True, missing=[])
+    return Expectation(expected, calls, emulated, named.psi, complete=True, missing=[], manifest=named)
 
 
 def _of_plan(frame: pl.DataFrame, run: Run, strategy: str | None, psi: int | None) -> Expectation:

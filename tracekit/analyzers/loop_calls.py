@@ -1,11 +1,14 @@
 """Collectives that a training loop issues by itself, outside of every wrapper: metrics, losses, norms, seeds.
 
-Small is no proof: pieces of gradients are small, too. Such a call lies outside forward and backward, is beyond what the
-plan has of its kind and size, and has no parameter's size; how many there are and when is told with the term.
+They are told by place (known to be outside forward and backward), by what the plan does not have, and by size and
+count. Small alone is no proof: gradients are sent in pieces, and biases one by one. A call is the loop's own if its
+elements are integers, if it has one number, if it alone has as many as there are gradients (their norms), or if all of
+a kind are few and none of them has a parameter's or a unit's size, nor do reductions in a row add up to one.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -16,13 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.analyzers.expectation import Expectation
+    from tracekit.manifest import Manifest
     from tracekit.model.run import Run
 
 KINDS = ("all_reduce", "all_gather", "broadcast", "reduce")
-# Metrics, losses and norms are scalars or short lists. More elements than this are told as unexplained.
+# Metrics, losses and norms are scalars or short lists. More elements than this, together, are told as unexplained.
 MOST_NUMEL = 1024
+_REDUCTIONS = ("all_reduce", "reduce")
+_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 _STEP = ("rank", "step")
 _CALL = ("kind", "payload_numel", "dtype")
+_OUTSIDE = pl.col("kind").is_in(KINDS) & pl.col("phase").is_in(["optimizer", "other"])
 
 
 def loop_calls(run: Run, known: Expectation, steps: pl.DataFrame, groups: Sequence[str] = ()) -> pl.DataFrame:
@@ -30,33 +37,57 @@ def loop_calls(run: Run, known: Expectation, steps: pl.DataFrame, groups: Sequen
 
     None without a plan, which alone tells what is beyond it.
     """
-    keys = [*_STEP, *groups]
-    sizes = ["passes_numel", "payload_bytes", "backend_numel"]
-    of_call = [*groups, *(name for name in _CALL if name not in groups)]
-    outside = pl.col("kind").is_in(KINDS) & ~pl.col("phase").is_in(["forward", "backward"])
-    outside &= pl.col("payload_numel").is_between(0, MOST_NUMEL)
-    planned = known.calls.filter(outside).group_by(of_call).agg(pl.len().alias("planned"))
-    found = (
-        volume.sized(run)
-        .filter(outside, ~pl.col("payload_numel").is_in(sorted(_sizes_of_parameters(run))))
-        .filter(pl.lit(not known.calls.is_empty()))
-        .join(steps, on=list(_STEP), how="semi")
-        .group_by(*_STEP, *of_call)
-        .agg(pl.len().alias("num"), *(pl.col(size).sum() for size in sizes))
-        .join(planned, on=of_call, how="left", nulls_equal=True)
-        .with_columns((pl.col("num") - pl.col("planned").fill_null(0)).clip(0).cast(pl.Int64).alias("more"))
-        .filter(pl.col("more") > 0)
-    )
-    # Calls of one kind, size and type are alike, so that each beyond the plan has its share of their sums.
-    shares = [(pl.col(size) // pl.col("num") * pl.col("more")).alias(size) for size in sizes]
-    return (
-        found.with_columns(shares)
-        .group_by(keys)
-        .agg(*(pl.col(s).sum() for s in sizes), pl.col("more").sum().alias("num"))
-    )
+    sizes = ("passes_numel", "payload_bytes", "backend_numel")
+    calls = each_loop_call(run, known, steps)
+    return calls.group_by(*_STEP, *groups).agg(*(volume.known_sum(size) for size in sizes), pl.len().alias("num"))
 
 
-def _sizes_of_parameters(run: Run) -> set[int]:
-    """Elements of parameters that are trained, but for scalars: a call of that size may be a gradient's."""
-    manifest = run.manifest
-    return {p.numel for p in manifest.parameters if p.requires_grad and p.numel > 1} if manifest is not None else set()
+def each_loop_call(run: Run, known: Expectation, steps: pl.DataFrame) -> pl.DataFrame:
+    """Such calls, as rows of `volume.sized`; those whose size is unknown are not among them."""
+    sized = volume.sized(run).join(steps, on=list(_STEP), how="semi")
+    beyond = _beyond(sized.filter(_OUTSIDE).drop_nulls("payload_numel"), known.calls.filter(_OUTSIDE))
+    if known.calls.is_empty() or beyond.is_empty():
+        return sized.clear()
+    manifest = known.manifest or run.manifest
+    gradients, norms = _gradient_sizes(manifest), _num_gradients(manifest)
+    of_integers = pl.col("dtype").is_in(_INTEGERS).fill_null(value=False)
+    sure = of_integers | ((pl.col("payload_numel") == 1) & (1 not in gradients))
+    kept = [beyond.filter(sure)]
+    for calls in beyond.filter(~sure).partition_by(*_STEP, "kind", maintain_order=True):
+        numels = calls["payload_numel"].to_list()
+        few = sum(numels) <= MOST_NUMEL and not _like_gradients(calls["kind"][0], numels, gradients)
+        kept.append(calls if few or numels == [norms] else calls.clear())
+    return pl.concat(kept)
+
+
+def _beyond(calls: pl.DataFrame, planned: pl.DataFrame) -> pl.DataFrame:
+    """The calls of each step less as many of a kind, type and size as the plan has, those of its axes first."""
+    counts = planned.group_by(_CALL).agg(pl.len().alias("planned"), pl.col("axis").unique().alias("axes"))
+    joined = calls.join(counts, on=list(_CALL), how="left", nulls_equal=True)
+    elsewhere = ~pl.col("axis").is_in(pl.col("axes")).fill_null(value=False)
+    ordered = joined.sort(elsewhere, "start_ns", maintain_order=True)
+    nth = pl.int_range(pl.len()).over(*_STEP, *_CALL)
+    beyond = ordered.filter(nth >= pl.col("planned").fill_null(0))
+    return beyond.select(calls.columns).sort("start_ns", maintain_order=True)
+
+
+def _gradient_sizes(manifest: Manifest | None) -> set[int]:
+    """Elements of each trained parameter, of all of a layer's and of the whole model's."""
+    layers: dict[str, int] = {}
+    sizes: set[int] = set()
+    for one in manifest.parameters if manifest else []:
+        if one.requires_grad and one.tied_to is None:
+            layers[one.layer] = layers.get(one.layer, 0) + one.numel
+            sizes.add(one.numel)
+    return sizes | {*layers.values(), *((manifest.psi, manifest.psi_train) if manifest else ())}
+
+
+def _num_gradients(manifest: Manifest | None) -> int:
+    return sum(one.requires_grad and one.tied_to is None for one in manifest.parameters) if manifest else 0
+
+
+def _like_gradients(kind: str, numels: list[int], sizes: set[int]) -> bool:
+    """Whether one of the calls, or reductions in a row, have as many elements as a parameter, a layer or the model."""
+    if kind not in _REDUCTIONS:
+        return not sizes.isdisjoint(numels)
+    return any(reached in sizes for first in range(len(numels)) for reached in accumulate(numels[first:]))

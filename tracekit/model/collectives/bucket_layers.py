@@ -11,9 +11,8 @@ import polars as pl
 
 from tracekit.layer_names import gradient_order, span, units_with_backward
 from tracekit.manifest import Manifest
+from tracekit.model.collectives.buckets_among import buckets_among
 
-# Metrics, norms and losses that a loop sends by itself have at most so many elements.
-_LOOPS_NUMEL = 1024
 _GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -30,52 +29,51 @@ def with_bucket_layers(collectives: pl.DataFrame, manifest: Manifest | None) -> 
     sizes = {p.name: (p.numel, p.layer) for p in manifest.parameters}
     gradients = [sizes[name] for name in order if name in sizes]
     candidates = collectives.filter(pl.col("kind").is_in(_GRADIENT_KINDS), pl.col("in_numel") > 1)
-    # DDP's map of used parameters.
-    candidates = candidates.filter(pl.col("dtype").ne_missing("int32"))
+    # DDP's map of used parameters; and FSDP2 names its units itself.
+    candidates = candidates.filter(pl.col("dtype").ne_missing("int32"), pl.col("layer_from").ne_missing("FSDP2"))
     found: dict[int, str] = {}
-    spans: list[str] | list[str | None] | None
     for group in candidates.sort("issued_ns").partition_by("rank", "cycle", "step", maintain_order=True):
-        numels = group["in_numel"].to_list()
-        kinds = set(group["kind"])
-        spans = None if kinds == {"reduce"} else _bucket_spans(numels, gradients)
-        if spans is None and kinds != {"reduce"}:
-            spans = _without_loops_own(group, gradients)
-        if spans is None and kinds == {"reduce_scatter"}:
-            spans = _bucket_spans(numels, _padded(gradients, group))
-        # Reductions to owners send a bucket in parts; so does an all-reduce of a gradient that no bucket can hold.
-        if spans is None and kinds in ({"reduce"}, {"all_reduce"}):
-            spans = _bucket_spans(numels, gradients, parts=True)
-        named = zip(group["row"].to_list(), spans or [], strict=bool(spans))
-        found |= {row: name for row, name in named if name is not None}
+        found |= _of_step(group, gradients)
     return _with_found(collectives, found)
 
 
-def _without_loops_own(group: pl.DataFrame, gradients: list[tuple[int, str]]) -> list[str | None] | None:
-    """Return the layer span of each bucket among calls that a loop issued by itself, which get none.
+def _of_step(group: pl.DataFrame, gradients: list[tuple[int, str]]) -> dict[int, str]:
+    """Return the spans of a step's buckets by row: of all its calls, or without those that the loop made itself."""
+    rows, numels, kinds = group["row"].to_list(), group["in_numel"].to_list(), set(group["kind"])
+    spans = _spans(group, gradients)
+    if spans is None and len(kinds) > 1:
+        # Gradients are of the kind that sends most; a metric beside them may be of another.
+        most = group.group_by("kind").agg(pl.col("in_numel").sum()).sort("in_numel", "kind")["kind"][-1]
+        return _of_step(group.filter(pl.col("kind") == most), gradients)
+    if spans is None and kinds != {"reduce"}:
+        inside = (group["phase"] == "backward").fill_null(False).to_list()
+        sizes = _padded(gradients, group) if kinds == {"reduce_scatter"} else gradients
+        kept = buckets_among(numels, inside, [numel for numel, _ in sizes])
+        if kept:
+            return _of_rows(group, rows, kept, gradients)
+    if spans is None:
+        # Gradients sent in parts fill no sums of their own: what the loop adds is told by its place alone.
+        kept = [index for index, phase in enumerate(group["phase"]) if phase == "backward"]
+        if kept and len(kept) < len(rows):
+            return _of_rows(group, rows, kept, gradients)
+    return dict(zip(rows, spans, strict=True)) if spans else {}
 
-    A loop sends metrics, norms and losses beside the buckets: short, outside backward, and no run of gradients.
-    """
-    numels, phases = group["in_numel"].to_list(), group["phase"].to_list()
-    is_bucket, position = list[bool](), 0
-    for numel, phase in zip(numels, phases, strict=True):
-        fits = _ends_with_a_gradient(numel, gradients, position)
-        skips = not fits and phase != "backward" and numel <= _LOOPS_NUMEL
-        is_bucket.append(not skips)
-        position += 0 if skips else _num_gradients(numel, gradients, position)
-    spans = _bucket_spans([n for n, keep in zip(numels, is_bucket, strict=True) if keep], gradients)
-    if spans is None or all(is_bucket):
-        return None
-    waiting = iter(spans)
-    return [next(waiting) if keep else None for keep in is_bucket]
+
+def _of_rows(group: pl.DataFrame, rows: list[int], kept: list[int], gradients: list[tuple[int, str]]) -> dict[int, str]:
+    spans = _spans(group[kept], gradients)
+    return dict(zip((rows[index] for index in kept), spans, strict=True)) if spans else {}
 
 
-def _num_gradients(numel: int, gradients: list[tuple[int, str]], position: int) -> int:
-    """Return how many gradients, from a position on, so many elements take."""
-    number = 0
-    while gradients and numel > 0:
-        numel -= gradients[(position + number) % len(gradients)][0]
-        number += 1
-    return number
+def _spans(group: pl.DataFrame, gradients: list[tuple[int, str]]) -> list[str] | None:
+    """Return the layer span of each call of a group, in the ways that frameworks send gradients."""
+    numels, kinds = group["in_numel"].to_list(), set(group["kind"])
+    spans = None if kinds == {"reduce"} else _bucket_spans(numels, gradients)
+    if spans is None and kinds == {"reduce_scatter"}:
+        spans = _bucket_spans(numels, _padded(gradients, group))
+    # Reductions to owners send a bucket in parts; so does an all-reduce of a gradient that no bucket can hold.
+    if spans is None and kinds in ({"reduce"}, {"all_reduce"}):
+        spans = _bucket_spans(numels, gradients, parts=True)
+    return spans
 
 
 def _padded(gradients: list[tuple[int, str]], group: pl.DataFrame) -> list[tuple[int, str]]:
