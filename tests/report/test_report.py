@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import polars as pl
 import pytest
 from fake_runs import empty_run, fake_run
 
@@ -132,3 +133,17 @@ def test_a_report_imports_neither_altair_nor_hta(tmp_path):
     command = [sys.executable, "-c", code, "report", str(TRACES / "ddp"), "--no-cache", "-o", str(tmp_path / "second")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not {"altair", "hta", "pandas", "vl_convert", "torch"} & set(done.stdout.splitlines()[-1].split())
+
+
+def test_without_a_complete_step_sentences_and_numbers_follow_one_rule():
+    from tracekit.report.description import summary
+    from tracekit.report.sentences import sentences
+
+    whole, cut = fake_run(), fake_run()
+    cut.steps = cut.steps.with_columns(complete=pl.lit(value=False), reason=pl.lit("the file ends early"))
+    numbers, texts = summary(cut), sentences(cut)
+    assert numbers["step_ns"] == summary(whole)["step_ns"]
+    assert numbers["exposed_comm_ns"] == summary(whole)["exposed_comm_ns"]
+    exposed = [text for text in sentences(whole) if text.startswith("Exposed communication")]
+    assert exposed[0] in texts
+    assert any("incomplete, so no mean is one of whole steps: the file ends early" in text for text in texts)

@@ -34,7 +34,10 @@ IDLE_BY = Groupings((c.RANK, c.DEVICE, c.STEP, _CAUSE), default=("rank", "device
 IDLE_SCHEMA = Schema(
     c.RANK,
     c.DEVICE,
-    c.STEP.but(null="the trace has no step marks"),
+    c.STEP.but(
+        meaning="Optimizer step, by the number of its mark. Time counts where it passed, as in `breakdown`.",
+        null="the trace has no step marks",
+    ),
     _CAUSE,
     Column("num_gaps", pl.Int64, "Number of gaps."),
     Column("idle_ns", pl.Int64, "Idle time; over all causes it is the step's `idle_ns` in `breakdown`."),

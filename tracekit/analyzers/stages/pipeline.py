@@ -27,7 +27,10 @@ PIPELINE_SCHEMA = Schema(
         "Stage of the pipeline, from 0: by the schedule's marks (`PP:1F0`), else by who sends to whom first.",
         "the ranks do not form one line, a peer's trace is missing, or the rank has several stages and this is of none",
     ),
-    c.STEP,
+    c.STEP.but(
+        meaning="Optimizer step, by the number of its mark. Time counts where it passed, as in `breakdown`.",
+        null="the trace has no step marks",
+    ),
     Column(
         "micro_batch",
         pl.Int64,
