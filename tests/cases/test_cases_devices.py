@@ -344,9 +344,15 @@ def bare(name: str, ts: float, dur: float, *, pid: int = 77, stream: int | None 
     return {"ph": "X", "name": name, "pid": pid, "tid": stream or 0, "ts": ts, "dur": dur, "args": own | args}
 
 
+def named_only(pid: int, name: str) -> list[dict[str, Any]]:
+    """The metadata row of a process without labels."""
+    return labelled(pid, name, "")[:1]
+
+
 NPU = labelled(77, "Ascend Hardware", "NPU")
 ON_CPU = [step(5, 1000, 200), span("aten::mm", 1000, 10), span("aten::add", 1020, 10)]
 MATMUL, REDUCE = bare("MatMulV2", 1010, 100), bare("hcom_allReduce__1_0_1", 1060, 100, stream=4)
+ALONE = bare("hcom_allReduce__1_0_1", 1060, 100, pid=79, stream=None)
 OVERLAP = [
     *labelled(78, "Overlap Analysis", "NPU"),
     bare("Computing", 1010, 100, pid=78, stream=None),
@@ -362,6 +368,15 @@ ASCEND: list[tuple[Any, ...]] = [
      [("npu:0", 100, 100, 0, 0, 0), ("npu:1", 40, 40, 0, 0, 0)], 0),
     ("labels after the rows", [MATMUL, REDUCE, *NPU], [("npu:0", 150, 100, 50, 0, 0)], 0),
     ("rows drawn from others", [*NPU, MATMUL, REDUCE, *OVERLAP], [("npu:0", 150, 100, 50, 0, 0)], 2),
+    ("a name instead of a label", [*named_only(77, "Ascend Hardware"), MATMUL, REDUCE],
+     [("npu:0", 150, 100, 50, 0, 0)], 0),
+    ("a label of the chip", [*labelled(77, "NPU", "DAVINCI 2"), MATMUL, REDUCE], [("npu:2", 150, 100, 50, 0, 0)], 0),
+    ("collectives in a process of their own", [*NPU, MATMUL, *labelled(79, "Communication", "NPU"), ALONE],
+     [("npu:0", 150, 100, 50, 0, 0)], 0),
+    ("collectives in a process without a label", [*NPU, MATMUL, *named_only(79, "Communication"), ALONE],
+     [("npu:0", 150, 100, 50, 0, 0)], 0),
+    ("collectives drawn around those with streams",
+     [*NPU, MATMUL, REDUCE, *labelled(79, "Communication", "NPU"), ALONE], [("npu:0", 150, 100, 50, 0, 0)], 1),
     ("a GPU by its label", [*labelled(77, "python", "GPU 1"), MATMUL], [("cuda:1", 100, 100, 0, 0, 0)], 0),
 ]  # fmt: skip
 
@@ -391,6 +406,24 @@ def test_a_rank_with_a_device_that_was_not_recorded_is_no_cpu_run(tmp_path: Path
     assert run.work.is_empty()
     assert run.steps["complete"].to_list() == [False]
     assert run.steps["reason"].to_list() == [f"no activity of the device was recorded for {why}"]
+
+
+UNSURE: list[tuple[Any, ...]] = [
+    ("a backend's call alone", [mark("mccl:all_reduce", 1030, 50)]),
+    ("rows that are not understood", [*NPU, MATMUL, *OVERLAP]),
+]
+
+
+@pytest.mark.parametrize("events", [case[1] for case in UNSURE], ids=[case[0] for case in UNSURE])
+def test_communication_is_not_said_to_be_absent_where_not_all_was_recorded(tmp_path: Path, events: list[Any]) -> None:
+    texts = sentences(opened(tmp_path, [*ON_CPU, *events]))
+    assert not any(text.startswith("No communication was recorded") for text in texts)
+    assert any(text.startswith("No communication was recognised, and not all of what") for text in texts)
+
+
+def test_operators_of_a_backend_are_no_compute(tmp_path: Path) -> None:
+    run = opened(tmp_path, [*ON_CPU, span("oneccl_bindings_for_pytorch::allreduce", 1040, 50)])
+    assert breakdown(run)["compute_ns"].to_list() == [20 * US]
 
 
 STILL_CPU: list[tuple[Any, ...]] = [

@@ -22,7 +22,7 @@ OPTIMIZER_STEP = r"^Optimizer\.step#"
 BACKWARD_OP = "autograd::engine::evaluate_function"
 # Rows of a CPU run whose own time is autograd's bookkeeping or a hook: computation inside them has rows of its own.
 AUTOGRAD_FRAME = r"^(torch::)?autograd::|Backward\d*$"
-CALL_OR_WAIT = r"c10d|^record_param_comms|wait"
+CALL_OR_WAIT = r"c10d|^record_param_comms|wait|^\w*ccl\w*::"
 STEP_MARK = rf"^{STEP_MARK_PREFIX}(\d+)$"
 
 
@@ -78,7 +78,7 @@ BACKEND_SPAN = r"^(gloo|mpi|ucc|xccl):"
 # Backends that may hand a collective to a device; their spans then are only its enqueueing.
 ENQUEUES = r"^(mpi|ucc|xccl):"
 # Backends of devices (nccl, rccl, xccl, hccl): a rank that calls one has a device, whether that was recorded or not.
-OF_DEVICES = r"^([a-z]*ccl):"
+OF_DEVICES = r"^([a-z]*ccl):(?:[^:]|$)"
 
 # Device rows that are communication by name alone: the last resort, anchored where the name allows it.
 COMM_KERNEL = (

@@ -23,17 +23,23 @@ def windows(kinds: Kinds) -> pl.DataFrame:
 def _optimizer_steps(kinds: Kinds, marked: pl.DataFrame) -> pl.DataFrame:
     """Return the steps of ranks that have none in `marked`, numbered from 0: each ends with a step of the optimizer.
 
-    The first begins with the recording, another one where that before it ended. Of optimizers with several names the
-    one that steps last in the recording ends a step: in a loop over all of them, the last of the loop.
+    The first begins with the recording, another one where that before it ended. With optimizers of several names a loop
+    begins with the first of them: a step ends before the next of that name, and the recording with a whole loop only
+    where it ends as the others did. Marks inside a mark are parts of it.
     """
     named = pl.col("name").str.contains(names.OPTIMIZER_STEP)
     on_cpu = (kinds.annotations, kinds.operators)
-    found = [part.filter(named, pl.col("ph") == "X", pl.col("dur_ns") >= 0) for part in on_cpu]
-    ended = pl.concat(found).join(marked.select(RUN).unique(), on=RUN, how="anti").drop_nulls("ts_ns")
+    found = pl.concat([part.filter(named, pl.col("ph") == "X", pl.col("dur_ns") >= 0) for part in on_cpu])
+    ended = found.join(marked.select(RUN).unique(), on=RUN, how="anti").drop_nulls("ts_ns")
     if ended.is_empty():
         return marked.clear()
-    ended = ended.with_columns((pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns")).sort(*RUN, "end_ns", "index")
-    last = ended.filter(pl.col("name") == pl.col("name").last().over(RUN))
+    times = [pl.col("ts_ns").alias("start_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("end_ns")]
+    outer = _outermost(ended.with_columns(times)).sort(*RUN, "end_ns", "index")
+    first, following = pl.col("name").first().over(RUN), pl.col("name").shift(-1).over(RUN)
+    ends = (following == first).fill_null(value=False)
+    usual = pl.col("name").filter(ends).mode().min().over(RUN)
+    is_last = following.is_null() & (pl.col("name") == pl.coalesce(usual, "name"))
+    last = outer.filter(ends | is_last)
     timed = [part.filter(pl.col("ph") == "X").select(*RUN, "ts_ns") for part in kinds]
     begin = pl.concat(timed).group_by(RUN).agg(pl.col("ts_ns").min().alias("begin_ns"))
     before = pl.col("end_ns").shift(1).over(RUN)

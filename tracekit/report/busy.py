@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps
+from tracekit.model.devices.device_rows import LOST_ACTIVITY
+from tracekit.read.decoding.labelled import NOT_UNDERSTOOD
 from tracekit.report.by_device import by_device, several_devices
 from tracekit.text import kernel_name
 from tracekit.units import duration
@@ -36,11 +38,20 @@ def is_without_communication(run: Run) -> bool:
     return run.collectives.is_empty() and not (run.work["class"] == "comm").any()
 
 
+def no_communication(run: Run) -> str:
+    """That no communication was recorded, or that a device was not, so that there may have been some."""
+    lost = run.steps["reason"].drop_nulls().str.starts_with(LOST_ACTIVITY)
+    unknown = run.repairs["what"].str.contains(NOT_UNDERSTOOD, literal=True)
+    if lost.any() or unknown.any():
+        return "No communication was recognised, and not all of what the devices did: there may have been some."
+    return NO_COMMUNICATION
+
+
 def busy(run: Run) -> str | None:
     """Busy and idle share of the mean step of a device, and what most of the idle time was; None without work."""
     steps = of_complete_steps(run, run.table("breakdown"))
-    if not steps["step_ns"].sum():
-        return None
+    if not steps["step_ns"].sum() or run.work.is_empty():
+        return "No work of any device was recorded." if run.steps.height else None
     told = f"Devices were busy {by_device(run, steps, _share)}"
     idle = of_complete_steps(run, run.table("idle", by=("rank", "device", "step", "cause")))
     causes = idle.group_by("cause").agg(pl.col("idle_ns").sum()).sort("idle_ns", "cause", descending=[True, False])

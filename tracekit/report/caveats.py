@@ -237,7 +237,8 @@ def _marked_by_optimizer(steps: pl.DataFrame) -> str | None:
     if marked.is_empty():
         return None
     reasons = marked["reason"].unique().sort().to_list()
-    return f"There are no ProfilerStep marks: steps are {_few([plain_line(reason) for reason in reasons], 'mark')}."
+    marks = _few([plain_line(reason) for reason in reasons], "mark")
+    return f"There are no ProfilerStep marks: steps are {marks}; of two optimizers of one class each ends a step."
 
 
 def _outside(run: Run) -> str | None:

@@ -13,7 +13,7 @@ from tracekit.analyzers.overlap import of_devices
 from tracekit.analyzers.volume import known_sum
 from tracekit.plan import shares as named
 from tracekit.plan.schema import PADDING
-from tracekit.report.busy import NO_COMMUNICATION, busy, is_without_communication, longest
+from tracekit.report.busy import busy, is_without_communication, longest, no_communication
 from tracekit.report.by_device import by_device
 from tracekit.report.caveats import caveats
 from tracekit.report.disagreement import agrees, disagreement, loops_own
@@ -69,7 +69,7 @@ def sentences(run: Run) -> list[str]:
     given as a range.
     """
     first = (
-        [busy(run), longest(run), NO_COMMUNICATION]
+        [busy(run), longest(run), no_communication(run)]
         if is_without_communication(run)
         else [pipelined(run), *_volume_and_time(run)]
     )

@@ -17,6 +17,8 @@ from tracekit.read.decoding.columns import Columns
 
 # How the step of work that was launched before the recording began was found: it has none.
 BEFORE = "before the recording"
+# What the reason of a step begins with where the device's activity was lost.
+LOST_ACTIVITY = "no activity of the device was recorded"
 # Far beyond the distance between launch and row that rounded or drifting clocks make (pytorch/kineto#1380).
 CLOCK_NS = 100_000
 LONG_NS = 10_000_000
@@ -122,8 +124,8 @@ def without_lost_activity(steps: pl.DataFrame, device: pl.DataFrame, kinds: Kind
     empty = pl.col("recorded").is_not_null() & pl.col("busy").is_null()
     reason = (
         pl.when(~pl.col("complete")).then("reason")
-        .when(nothing).then(pl.format("no activity of the device was recorded for {}", "calls"))
-        .when(empty).then(pl.lit("no activity of the device was recorded in this step, but in others"))
+        .when(nothing).then(pl.format(LOST_ACTIVITY + " for {}", "calls"))
+        .when(empty).then(pl.lit(f"{LOST_ACTIVITY} in this step, but in others"))
         .otherwise("reason")
     )  # fmt: skip
     complete = pl.col("complete") & ~nothing & ~empty
