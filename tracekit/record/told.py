@@ -70,9 +70,10 @@ def _agree(strategy: str, found: Found) -> bool:
     if strategy == found.strategy or found.why is not None:
         return True
     kin = next((names for names in _KIN if strategy in names), {strategy})
-    # A unit that frees its parameters contradicts stage 2; that all of them keep theirs is a setting of stage 3. On one
-    # rank torch makes both of them NO_SHARD.
-    return found.strategy in kin and (not strategy.startswith("zero2") or _is_alone(found))
+    # A unit that frees its parameters contradicts stage 2; that all of them keep theirs is a setting of stage 3. Of
+    # FSDP1 on one rank torch makes both NO_SHARD.
+    unsharded = found.framework == "torch FSDP1" and _is_alone(found)
+    return found.strategy in kin and (not strategy.startswith("zero2") or unsharded)
 
 
 def _is_alone(found: Found) -> bool:
