@@ -13,11 +13,13 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: the loops train with it")
 
 from own_loops import LOOPS
+from sentence_checker import complaints
 
 import tracekit
 from tracekit.analyzers.ledger import ledger
 from tracekit.plan import memory, plan
 from tracekit.plan.schema import PLACES
+from tracekit.report.sentences import sentences
 from tracekit.training import environment
 
 pytestmark = pytest.mark.integration
@@ -76,3 +78,9 @@ def test_what_cannot_be_planned_is_not(folder, name):
     assert run.manifest.strategy == "unknown"
     assert plan(run.manifest).is_empty()
     assert UNKNOWN[name] in (folder / name / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_is_said_of_the_volume_is_true(folder, name):
+    run = opened(folder, name)
+    assert complaints(run, sentences(run)) == []

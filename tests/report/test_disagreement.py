@@ -7,6 +7,7 @@ import pytest
 from fakes import SMALL, collective, manifest_of, parameter, run_of, step
 from msgspec.structs import replace
 from planned_runs import as_planned, run_as_planned
+from sentence_checker import complaints
 
 from tracekit.analyzers.recognition import looks_like
 from tracekit.manifest import Axis, ObservedStep, Precision
@@ -58,9 +59,10 @@ def test_a_wrong_name_is_recognised_by_the_kinds(did, called, looks):
     assert text.startswith("The plan and the trace disagree: ")
     assert looks in text
     # No reason of a plan that the trace does not follow is given for its volume.
-    first = sentences(run)[0]
-    assert "because" not in first
-    assert "as the closed form says" not in first
+    first, second = sentences(run)[:2]
+    assert first == text
+    assert "because" not in second
+    assert "as the closed form says" not in second
 
 
 def test_totals_that_agree_by_chance_are_no_agreement():
@@ -73,8 +75,8 @@ def test_totals_that_agree_by_chance_are_no_agreement():
     run = run_of(manifest, steps=[step(5, 0, 100)], collectives=calls)
     assert run.table("ledger").filter(pl.col("term") == "unexplained")["numel"].to_list() == [0]
     texts = sentences(run)
-    assert "which is the plan's total and not its parts" in texts[0]
-    assert texts[1].startswith("The plan and the trace disagree: all_reduce over dp_replicate 2.00Ψ less than planned")
+    assert "which is the plan's total and not its parts" in texts[1]
+    assert texts[0].startswith("The plan and the trace disagree: all_reduce over dp_replicate 2.00Ψ less than planned")
 
 
 def test_bytes_that_differ_are_told_where_elements_agree():
@@ -85,7 +87,29 @@ def test_bytes_that_differ_are_told_where_elements_agree():
     text = str(disagreement(run))
     assert text.startswith("The elements are as planned, the bytes are not: reduce_scatter ")
     assert "less a step" in text
-    assert not agrees(run)
+    assert agrees(run)
+    assert sentences(run)[0] == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "told"),
+    [
+        ("reduce_scatter", "bfloat16", "less (sent as bfloat16 and not as float32) a step"),
+        ("reduce_scatter", "float16", "less (sent as float16 and not as float32) a step"),
+        ("all_gather", "float32", "more (sent as float32 and not as bfloat16) a step"),
+        ("all_gather", "float64", "more (sent as float64 and not as bfloat16) a step"),
+    ],
+)
+def test_the_type_in_which_bytes_differ_is_named(kind, dtype, told):
+    run = run_as_planned(manifest_for("fsdp2"))
+    its = pl.col("kind") == kind
+    held = pl.col("payload_numel") * {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[dtype]
+    run.collectives = run.collectives.with_columns(
+        pl.when(its).then(pl.lit(dtype)).otherwise("dtype").alias("dtype"),
+        pl.when(its).then(held).otherwise("payload_bytes").alias("payload_bytes"),
+    )
+    assert told in str(disagreement(run))
+    assert complaints(run, sentences(run)) == []
 
 
 def gathered_again(manifest, layers):

@@ -34,7 +34,7 @@ def disagreement(run: Run) -> str | None:
         return None
     elements = kinds.filter(pl.col("numel") != 0)
     if elements.is_empty():
-        return _bytes(kinds)
+        return _bytes(run, kinds)
     told = [_of_kind(row) for row in elements.sort(pl.col("numel").abs(), "kind", descending=[True, False]).to_dicts()]
     units = _units(run)
     return " ".join(
@@ -48,8 +48,8 @@ def disagreement(run: Run) -> str | None:
 
 
 def agrees(run: Run) -> bool:
-    """Whether nothing of the volume of any complete step is unexplained, in elements and bytes, by kind and axis."""
-    return run.manifest is None or _unexplained(run, ("kind", "axis")).is_empty()
+    """Whether no element of any complete step is unexplained, by kind and axis."""
+    return run.manifest is None or (_unexplained(run, ("kind", "axis"))["numel"].fill_null(0) == 0).all()
 
 
 def loops_own(run: Run) -> str | None:
@@ -83,16 +83,28 @@ def _of_kind(row: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def _bytes(kinds: pl.DataFrame) -> str | None:
+def _bytes(run: Run, kinds: pl.DataFrame) -> str | None:
     off = kinds.filter(pl.col("payload_bytes").fill_null(0) != 0).sort(pl.col("payload_bytes").abs(), descending=True)
     told = [
-        f"{plain(kind or 'unnamed')} {size(abs(held))} {'more' if held > 0 else 'less'}"
+        f"{plain(kind or 'unnamed')} {size(abs(held))} {'more' if held > 0 else 'less'}{_types(run, kind)}"
         for kind, held in off.select("kind", "payload_bytes").iter_rows()
     ]
     return (
         f"The elements are as planned, the bytes are not: {', '.join(told)} a step. Something is sent in another type "
         "than the manifest tells (a communication hook, or a precision of single units?)."
     )
+
+
+def _types(run: Run, kind: str) -> str:
+    """The types in which a kind is sent and not planned, and those planned and not sent; empty where all are alike."""
+    whole = run.collectives.join(complete_steps(run), on=["rank", "step"], how="semi")
+    sent, planned = (
+        set(calls.filter(pl.col("kind") == kind)["dtype"].drop_nulls()) for calls in (whole, expectation(run).calls)
+    )
+    if not sent - planned:
+        return ""
+    instead = f" and not as {' or '.join(sorted(planned - sent))}" if planned - sent else ""
+    return f" (sent as {' and '.join(plain(name) for name in sorted(sent - planned))}{instead})"
 
 
 def _looks(run: Run) -> str:
@@ -108,7 +120,7 @@ def _units(run: Run) -> str | None:
     manifest = run.manifest
     if manifest is None:
         return None
-    gathers = pl.col("kind") == "all_gather"
+    gathers = (pl.col("kind") == "all_gather") & pl.col("layer").is_not_null()
     planned = expectation(run).calls.filter(gathers).group_by("layer").agg(pl.len().alias("planned"))
     steps = complete_steps(run)
     found = (
@@ -124,7 +136,7 @@ def _units(run: Run) -> str | None:
         return None
     worst = both.sort(pl.col("times") - pl.col("planned"), "layer", descending=[True, False])
     named = [
-        f"{'what is of no unit' if layer is None else plain(layer or ROOT)} {times} times, planned {expected}"
+        f"{plain(layer or ROOT)} {times} times, planned {expected}"
         for layer, times, expected in worst.head(_NAMED).select("layer", "times", "planned").iter_rows()
     ]
     more = f", and {counted(worst.height - _NAMED, 'other unit')}" if worst.height > _NAMED else ""

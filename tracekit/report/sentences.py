@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps
-from tracekit.analyzers.ledger import MEASURED, UNEXPLAINED
+from tracekit.analyzers.ledger import LOOPS, MEASURED, UNEXPLAINED
 from tracekit.analyzers.memory import RESERVED, is_lower_bound
 from tracekit.analyzers.overlap import of_devices
 from tracekit.analyzers.volume import known_sum
@@ -34,7 +34,7 @@ REASONS = {
     named.SPLIT: "the other tensor-parallel ranks hold part of the parameters",
     named.ACTIVATIONS: "tensor parallelism all-reduces activations",
     named.RECOMPUTED: "recomputed activations are all-reduced again",
-    named.REPLICATED: "the replicas all-reduce what each has reduced",
+    named.REPLICATED: "the replicas all-reduce gradients",
     named.BUFFERS: "buffers are broadcast before forward",
     named.IGNORED: "ignored parameters are not sent",
     named.ROOT_KEPT: "the root unit is not gathered again",
@@ -52,8 +52,9 @@ REASONS = {
     named.UNUSED: "some units did not run",
     named.OVERFLOW: "it checks for overflow",
     named.NORM: "it sums the gradient norm",
-    named.SINGLE: "a single rank has nobody to send to",
-    named.SINGLE_GATHER: "a single rank has nothing to gather",
+    LOOPS: "the loop sends collectives of its own",
+    named.SINGLE: "a group of one rank has nobody to send to",
+    named.SINGLE_GATHER: "a group of one rank has nothing to gather",
 }
 
 # A term below this part of Ψ is not worth a clause: two decimals would show it as nothing.
@@ -84,9 +85,10 @@ def sentences(run: Run) -> list[str]:
 
 def _volume_and_time(run: Run) -> list[str | None]:
     """The sentences on volume and on exposed time, the one that matters more first."""
-    volume = [_volume(run), disagreement(run), loops_own(run), _backend(run), _coverage(run)]
+    volume = [_volume(run), loops_own(run), _backend(run), _coverage(run)]
     time = exposed(run)
-    return [time, *volume] if time is not None and comes_first(run) else [*volume, time]
+    ordered = [time, *volume] if time is not None and comes_first(run) else [*volume, time]
+    return [disagreement(run), *ordered]
 
 
 def _volume(run: Run) -> str | None:
