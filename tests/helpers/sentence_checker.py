@@ -143,15 +143,22 @@ def _disagree(facts, match, sentence):
             yield f"{kind} over {axis} is {off}Ψ off: {sentence}"
 
 
-def _gathered(facts, match, sentence):
-    planned = Counter(row["layer"] for row in plan(facts.manifest).to_dicts() if row["kind"] == "all_gather")
-    found = Counter((row["rank"], row["step"], row["layer"]) for row in facts.some("all_gather"))
-    for name, times, expected in re.findall(r"(\S+) (\d+) times, planned (\d+)", match[1]):
-        layer = "" if name == "(root)" else name
-        if planned[layer] != int(expected) or int(times) not in {n for key, n in found.items() if key[2] == layer}:
-            yield f"{name} is not gathered {times} times, or not planned {expected}: {sentence}"
-    if "the recorder saw" in sentence and not any(step.other_forwards for step in facts.manifest.observed):
+def _counted(facts, match, sentence):
+    kind = {"Gathered": "all_gather", "Reduced": "reduce_scatter"}[match[1]]
+    planned = Counter(row["layer"] for row in plan(facts.manifest).to_dicts() if row["kind"] == kind)
+    found = Counter((row["rank"], row["step"], row["layer"]) for row in facts.some(kind))
+    for first, last, times, expected in re.findall(r"(?:(\S+) to )?(\S+) (\d+) times, planned (\d+)", match[2]):
+        for name in filter(None, (first, last)):
+            layer = "" if name == "(root)" else name
+            if planned[layer] != int(expected) or int(times) not in {found[(*step, layer)] for step in facts.steps}:
+                yield f"{name} is not {match[1].lower()} {times} times, or not planned {expected}: {sentence}"
+    observed = facts.manifest.observed
+    if "forwards without a backward" in sentence and not any(step.other_forwards for step in observed):
         yield f"the recorder saw no such forward: {sentence}"
+    if re.search("forwards? with a backward", sentence) and {facts.manifest.micro_batches} == {
+        s.micro_batches for s in observed
+    }:
+        yield f"the recorder saw what the plan has: {sentence}"
 
 
 def _own(facts, match, sentence):
@@ -225,7 +232,8 @@ RULES = (
     (r"The plan and the trace disagree: (.+?)(?:; it looks like|\. |\.$)", _disagree),
     (r".*it looks like (.+?)\.(?: |$)", _looks),
     (r".*this looks like (.+?)\.(?: |$)", _looks),
-    (r".*Gathered (.+?): ", _gathered),
+    (r".*(Gathered) (.+?): ", _counted),
+    (r".*(Reduced) (.+?): ", _counted),
     (r"Beside the strategy .+? a step: (.+?) \(", _own),
     (r"The elements are as planned, the bytes are not: (.+?) a step", _bytes_differ),
     (r"(?:Each rank|The \d+ ranks together) moved, in .+?: (.+);", _bytes_moved),

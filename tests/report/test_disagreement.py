@@ -150,3 +150,57 @@ def test_a_recording_without_a_strategy_says_why_and_what_it_looks_like():
     manifest = replace(manifest_for("ddp"), strategy="unknown", unknown_because="no wrapper was found")
     run = run_of(manifest, steps=[step(5, 0, 100)], collectives=as_planned(manifest_for("ddp")))
     assert "No strategy is named, for no wrapper was found. By its collectives this looks like DDP." in sentences(run)
+
+
+BLOCKS = tuple(parameter(f"layers.{n}.w", 4, 2, layer=f"layers.{n}") for n in range(5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "times", "told"),
+    [
+        ("all_gather", [0, 1, 2, 3], 2, "Gathered layers.0 to layers.3 4 times, planned 2: a second forward in the"),
+        ("all_gather", [0, 1, 3], 2, "Gathered layers.0 to layers.1 4 times, planned 2; layers.3 4 times, planned 2: "),
+        ("all_gather", [2], 3, "Gathered layers.2 6 times, planned 2: "),
+        ("reduce_scatter", [1, 2], 2, "Reduced layers.1 to layers.2 2 times, planned 1: "),
+        ("reduce_scatter", [4], 0, "Reduced layers.4 0 times, planned 1: units that did not run in the step"),
+        ("all_gather", [0, 1, 2, 3, 4], 0, "Gathered layers.0 to layers.4 0 times, planned 2: "),
+    ],
+)
+def test_neighbouring_units_with_one_count_are_one_entry(kind, layers, times, told):
+    names = [f"layers.{n}" for n in layers]
+    manifest = manifest_of("fsdp2", BLOCKS, units=[*(f"layers.{n}" for n in range(5)), ""])
+    calls = [
+        row
+        for row in as_planned(manifest)
+        for _ in range(times if row["kind"] == kind and row["layer"] in names else 1)
+    ]
+    run = run_of(manifest, steps=[step(5, 0, 100)], collectives=calls)
+    assert told in str(disagreement(run))
+    assert complaints(run, sentences(run)) == []
+
+
+@pytest.mark.parametrize(
+    ("planned", "observed", "why"),
+    [
+        (
+            1,
+            (2, 0),
+            "the recorder saw 2 forwards with a backward in a step where the plan has 1: tell it micro_batches",
+        ),
+        (1, (1, 1), "the recorder saw forwards without a backward in the step"),
+        (
+            1,
+            None,
+            "a second forward in the step, such as an evaluation, or micro-batches that the recorder was not told",
+        ),
+        (2, (1, 0), "the recorder saw 1 forward with a backward in a step where the plan has 2"),
+        (2, (3, 1), "the recorder saw 3 forwards with a backward in a step where the plan has 2"),
+    ],
+)
+def test_what_the_recorder_saw_is_the_cause(planned, observed, why):
+    seen = [] if observed is None else [ObservedStep(5, *observed)]
+    manifest = replace(manifest_for("fsdp2"), micro_batches=planned, observed=seen)
+    more = replace(manifest, micro_batches=planned + 1)
+    run = run_of(manifest, steps=[step(5, 0, 100)], collectives=as_planned(more))
+    assert why in str(disagreement(run))
+    assert complaints(run, sentences(run)) == []

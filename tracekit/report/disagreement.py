@@ -16,10 +16,12 @@ from tracekit.text import plain
 from tracekit.units import counted, size
 
 if TYPE_CHECKING:
+    from tracekit.manifest import Manifest
     from tracekit.model.run import Run
 
 # Of units that differ so many are named; the ones that differ most come first.
 _NAMED = 3
+_VERBS = {"all_gather": "Gathered", "reduce_scatter": "Reduced"}
 
 
 def disagreement(run: Run) -> str | None:
@@ -116,36 +118,75 @@ def _looks(run: Run) -> str:
 
 
 def _units(run: Run) -> str | None:
-    """Units that are gathered more often than planned, with what the recorder saw that may be why."""
-    manifest = run.manifest
-    if manifest is None:
+    """Units that are gathered, or reduced, more or less often than planned, with what may be why."""
+    if run.manifest is None:
         return None
-    gathers = (pl.col("kind") == "all_gather") & pl.col("layer").is_not_null()
-    planned = expectation(run).calls.filter(gathers).group_by("layer").agg(pl.len().alias("planned"))
+    told = [_counts(run, run.manifest, kind, verb) for kind, verb in _VERBS.items()]
+    return ". ".join(part for part in told if part) or None
+
+
+def _counts(run: Run, manifest: Manifest, kind: str, verb: str) -> str | None:
+    """Units of which a step has more calls of a kind than planned, else those with fewer; neighbours are one entry."""
+    calls = (pl.col("kind") == kind) & pl.col("layer").is_not_null()
+    planned = expectation(run).calls.filter(calls).group_by("layer", maintain_order=True).agg(pl.len().alias("planned"))
     steps = complete_steps(run)
-    found = (
-        run.collectives.filter(gathers)
-        .join(steps, on=["rank", "step"], how="semi")
-        .group_by("rank", "step", "layer")
-        .agg(pl.len().alias("times"))
-        .group_by("layer")
-        .agg(pl.col("times").max())
+    each = steps.join(planned, how="cross").join(
+        run.collectives.filter(calls).group_by("rank", "step", "layer").agg(pl.len().alias("times")),
+        on=["rank", "step", "layer"],
+        how="left",
     )
-    both = found.join(planned, on="layer", how="inner", nulls_equal=True).filter(pl.col("times") > pl.col("planned"))
-    if both.is_empty():
+    counts = each.group_by("layer", "planned", maintain_order=True).agg(
+        pl.col("times").fill_null(0).max().alias("most"), pl.col("times").fill_null(0).min().alias("least")
+    )
+    more, fewer = counts.filter(pl.col("most") > pl.col("planned")), counts.filter(pl.col("least") < pl.col("planned"))
+    off, column = (more, "most") if more.height else (fewer, "least")
+    if off.is_empty():
         return None
-    worst = both.sort(pl.col("times") - pl.col("planned"), "layer", descending=[True, False])
-    named = [
-        f"{plain(layer or ROOT)} {times} times, planned {expected}"
-        for layer, times, expected in worst.head(_NAMED).select("layer", "times", "planned").iter_rows()
-    ]
-    more = f", and {counted(worst.height - _NAMED, 'other unit')}" if worst.height > _NAMED else ""
-    why = (
-        "the recorder saw forwards without a backward in the step, as an evaluation makes"
-        if any(step.other_forwards for step in manifest.observed)
-        else "a second forward in the step, such as an evaluation, or micro-batches that the recorder was not told of?"
-    )
-    return f"Gathered {'; '.join(named)}{more}: {why}"
+    order = {unit.name: place for place, unit in enumerate(manifest.units)}
+    rows = sorted(off.select("layer", column, "planned").rows(), key=lambda row: order.get(row[0], len(order)))
+    runs = _neighbours(rows, order)
+    runs.sort(key=lambda rows: rows[0][2] - rows[0][1] if more.height else rows[0][1] - rows[0][2])
+    named = [f"{' to '.join(_ends(rows))} {rows[0][1]} times, planned {rows[0][2]}" for rows in runs[:_NAMED]]
+    left = sum(len(rows) for rows in runs[_NAMED:])
+    others = f", and {counted(left, 'other unit')}" if left else ""
+    why = _why_more(manifest) if more.height else _why_fewer(manifest, kind)
+    return f"{verb} {'; '.join(named)}{others}: {why}"
+
+
+def _neighbours(rows: list[tuple[str, int, int]], order: dict[str, int]) -> list[list[tuple[str, int, int]]]:
+    """The rows of units cut where the counts change or the next unit is not the one after."""
+    runs: list[list[tuple[str, int, int]]] = []
+    for row in rows:
+        last = runs[-1][-1] if runs else None
+        next_to = last is not None and order.get(row[0], -1) == order.get(last[0], -1) + 1
+        if last is not None and next_to and row[1:] == last[1:]:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def _ends(rows: list[tuple[str, int, int]]) -> list[str]:
+    return [plain(name or ROOT) for name in dict.fromkeys((rows[0][0], rows[-1][0]))]
+
+
+def _why_more(manifest: Manifest) -> str:
+    seen = sorted({step.micro_batches for step in manifest.observed})
+    if seen and seen != [manifest.micro_batches]:
+        number = counted(seen[0], "forward") if len(seen) == 1 else f"{' or '.join(map(str, seen))} forwards"
+        return (
+            f"the recorder saw {number} with a backward in a step where the plan has {manifest.micro_batches}: tell it "
+            "micro_batches"
+        )
+    if any(step.other_forwards for step in manifest.observed):
+        return "the recorder saw forwards without a backward in the step, as an evaluation makes"
+    return "a second forward in the step, such as an evaluation, or micro-batches that the recorder was not told of?"
+
+
+def _why_fewer(manifest: Manifest, kind: str) -> str:
+    if kind == "reduce_scatter" and manifest.micro_batches > 1:
+        return "micro-batches whose gradients are not reduced (set_requires_gradient_sync, no_sync)?"
+    return "units that did not run in the step, or were kept gathered (reshard_after_forward)?"
 
 
 def _number(value: float) -> str:

@@ -242,7 +242,7 @@ def _overhead(run: Run) -> str | None:
 
 def _subject(run: Run) -> str:
     strategy = run.manifest.strategy if run.manifest else None
-    return "The run" if strategy is None else plain(title(strategy))
+    return "The run" if strategy in (None, "unknown") else plain(title(strategy))
 
 
 def _number(value: Any) -> float:
