@@ -197,6 +197,7 @@ KINDS_OF = {
     "FSDP1 with SHARD_GRAD_OP": {"all_gather", "reduce_scatter"},
     "FSDP2 without resharding": {"all_gather", "reduce_scatter"},
     "HSDP": {"all_gather", "reduce_scatter", "all_reduce"},
+    "FSDP2 with tensor parallelism": {"all_gather", "reduce_scatter", "all_reduce"},
 }  # fmt: skip
 
 

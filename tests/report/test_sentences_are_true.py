@@ -11,6 +11,7 @@ from planned_runs import as_planned, run_as_planned
 from sentence_checker import complaints
 
 import tracekit
+from tracekit.analyzers.recognition import looks_like
 from tracekit.manifest import Axis, Precision
 from tracekit.report.sentences import sentences
 from tracekit.strategies import STRATEGIES
@@ -57,6 +58,19 @@ def test_of_a_sample_run_without_its_manifest_all_is_true(folder):
     for table in ("steps", "work", "collectives", "allocations", "repairs", "ranks"):
         setattr(foreign, table, getattr(run, table))
     assert complaints(foreign, sentences(foreign)) == []
+
+
+@pytest.mark.parametrize("folder", SAMPLES, ids=lambda path: path.name)
+def test_a_sample_run_is_recognised_without_its_manifest(folder, tmp_path):
+    for file in folder.glob("*.json.gz"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    looks = looks_like(tracekit.open(tmp_path, cache=False))
+    assert looks == {
+        "fsdp1": ("fsdp2", "fsdp1", "zero3-deepspeed"),
+        "fsdp2": ("fsdp2",),
+        "zero2": ("zero1-deepspeed", "zero2"),
+        "zero3-deepspeed": ("fsdp2", "fsdp1", "zero3-deepspeed"),
+    }.get(folder.name, (folder.name,))
 
 
 @pytest.mark.parametrize("model", MODELS)

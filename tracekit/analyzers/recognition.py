@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.strategies import title
+from tracekit.strategies import STRATEGIES, title
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -20,6 +20,8 @@ _PART = 0.05
 # (kind, phase) that a step has, of the pairs of _ASKED, for the strategies that look so.
 _GATHER, _REGATHER, _LATE_GATHER = ("all_gather", "forward"), ("all_gather", "backward"), ("all_gather", "optimizer")
 _SCATTER, _REDUCE = ("reduce_scatter", "backward"), ("all_reduce", "backward")
+# Gradients wait for backward: what is all-reduced in forward are activations.
+_ACTIVATIONS = ("all_reduce", "forward")
 _OWNERS, _TO_OWNERS = ("broadcast", "optimizer"), ("reduce", "backward")
 SIGNATURES: dict[frozenset[tuple[str, str]], tuple[str, ...]] = {
     frozenset({_REDUCE}): ("ddp",),
@@ -29,6 +31,7 @@ SIGNATURES: dict[frozenset[tuple[str, str]], tuple[str, ...]] = {
     frozenset({_GATHER, _SCATTER}): ("zero2-fsdp2", "zero2-fsdp1"),
     frozenset({_GATHER, _REGATHER, _SCATTER}): ("fsdp2", "fsdp1", "zero3-deepspeed"),
     frozenset({_GATHER, _REGATHER, _SCATTER, _REDUCE}): ("hsdp",),
+    frozenset({_GATHER, _REGATHER, _SCATTER, _REDUCE, _ACTIVATIONS}): ("fsdp2-tp",),
 }
 _ASKED = frozenset().union(*SIGNATURES)
 
@@ -45,7 +48,6 @@ def looks_like(run: Run) -> tuple[str, ...]:
     sums = (
         calls.with_columns(pl.coalesce("issued_ns", "start_ns").alias("at"))
         .with_columns(phase)
-        .filter(pl.col("axis").ne_missing("tp"))
         .group_by("kind", "phase")
         .agg(pl.col("payload_numel").sum())
     )
@@ -53,7 +55,10 @@ def looks_like(run: Run) -> tuple[str, ...]:
     if not isinstance(most, int) or not most:
         return ()
     seen = {(kind, at) for kind, at, numel in sums.iter_rows() if numel >= _PART * most}
-    return SIGNATURES.get(frozenset(seen & _ASKED), ())
+    names = SIGNATURES.get(frozenset(seen & _ASKED), ())
+    # FSDP2 annotates what it sends; the others have no such names.
+    annotated = (calls["layer_from"] == "FSDP2").any()
+    return tuple(name for name in names if STRATEGIES[name].framework == "torch FSDP2") if annotated else names
 
 
 def in_words(names: tuple[str, ...]) -> str:
