@@ -8,7 +8,7 @@ CHECKED := tracekit runners analysis tests setup.py
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast coverage lint types pytest fuzz bench-read bench-analyse bench-process bench-linear browser \
+.PHONY: help setup demo test test-fast coverage lint types pytest fuzz fuzz-ledger bench-read bench-analyse bench-process bench-linear browser \
   docs-tables docs-strategies claims clean
 
 help: ## list the targets
@@ -39,6 +39,9 @@ pytest: $(STAMP) ## the test suite alone
 
 fuzz: $(STAMP) ## damage traces at random, N (20000) times from SEED (0), and check what the reader makes of them
 	$(BIN)/python tests/fuzz/fuzz.py
+
+fuzz-ledger: $(STAMP) ## record random models and loops, N (300) of SEED (0), and hold plan and sentences against them
+	$(BIN)/python tests/fuzz/ledger.py
 
 bench-read: $(STAMP) ## time and memory of reading, side by side with HTA and the floor (about six minutes)
 	$(BIN)/python tests/bench/read.py

@@ -20,7 +20,9 @@ def odd(facts):
 
 
 CLAUSES = {
-    "what forward gathered is kept for backward": lambda f: f.a_step(f.some("all_gather")) < 2 * f.psi,
+    "what forward gathered is kept for backward": lambda f: (
+        f.a_step(f.some("all_gather")) < 2 * f.psi * f.manifest.micro_batches
+    ),
     "tied parameters are gathered at each of their uses": lambda f: any(p.tied_to for p in f.manifest.parameters),
     "some parameters are gathered more than twice": lambda f: any(
         n > 2 * f.manifest.micro_batches
@@ -39,9 +41,7 @@ CLAUSES = {
     "units before all that is trained have no backward to be gathered for": lambda f: any(
         not p.requires_grad for p in f.manifest.parameters
     ),
-    "frozen parameters are gathered but not reduced": lambda f: (
-        any(not p.requires_grad for p in f.manifest.parameters) and f.some("all_gather")
-    ),
+    "frozen parameters are not reduced": lambda f: any(not p.requires_grad for p in f.manifest.parameters),
     "frozen parameters are not sent": lambda f: any(not p.requires_grad for p in f.manifest.parameters),
     "some parameters got no gradient": lambda f: (
         len(f.manifest.grad_order or ()) < sum(p.requires_grad for p in f.manifest.parameters)

@@ -40,7 +40,7 @@ REASONS = {
     named.ROOT_KEPT: "the root unit is not gathered again",
     named.UNITS_KEPT: "units kept gathered are not gathered again",
     named.NO_BACKWARD: "units before all that is trained have no backward to be gathered for",
-    named.FROZEN: "frozen parameters are gathered but not reduced",
+    named.FROZEN: "frozen parameters are not reduced",
     named.FROZEN_UNSENT: "frozen parameters are not sent",
     named.NO_GRADIENT: "some parameters got no gradient",
     PADDING: "dim 0 is padded to a multiple of the ranks",
