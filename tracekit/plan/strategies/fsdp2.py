@@ -58,13 +58,18 @@ if TYPE_CHECKING:
 
 
 def collectives(
-    manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None, among: Among | None = None
+    manifest: Manifest,
+    *,
+    keep_gathered: bool = False,
+    local: Local | None = None,
+    among: Among | None = None,
+    apart: Callable[[Parameter], bool] | None = None,
 ) -> list[Call]:
     """Expected collectives of one step, in the order in which torch issues them on one thread.
 
     Backward prefetches: the next unit is gathered before the gradients of this one are reduced, the root's last.
     `keep_gathered` plans every unit as if `reshard_after_forward=False` had been given. `among` names the calls of
-    a unit's own computation, by unit and phase.
+    a unit's own computation, by unit and phase. `apart` finds parameters on a wider mesh, whose norm is one of its own.
     """
     within = among or (lambda _name, _phase: [])
     units = running(manifest)
@@ -91,7 +96,7 @@ def collectives(
         }
         calls += _backward([name for name in units if name in entered], list(units), gathers, reduces, depth)
     calls = [call for call in calls if call.group_size > 1 or call.axis == REPLICATE]
-    return [*calls, *norm_calls(manifest, None if local is None else _is_split(local))]
+    return [*calls, *norm_calls(manifest, apart)]
 
 
 def absent(manifest: Manifest, *, keep_gathered: bool = False, local: Local | None = None) -> Iterator[Term]:
@@ -279,10 +284,6 @@ def _reduce(
         return
     if place[2] == max(synced) or option(manifest, "all_reduce_every_micro_batch", default=True):
         yield Call(*place, "all_reduce", REPLICATE, copies, dtype, part, part, term=repeated or named.REPLICATED)
-
-
-def _is_split(local: Local) -> Callable[[Parameter], bool]:
-    return lambda parameter: local(parameter) != parameter.shape
 
 
 def _shape(parameter: Parameter, local: Local | None) -> list[int]:

@@ -37,7 +37,8 @@ ROWS = ("attention.wo", "feed_forward.w2")
 def collectives(manifest: Manifest) -> list[Call]:
     """Expected collectives of one step, in the order of issue."""
     if axis_size(manifest, TENSOR) == 1:
-        return fsdp2.collectives(manifest)
+        # A mesh of one splits nothing, but what lies on it has a norm of its own.
+        return fsdp2.collectives(manifest, apart=_is_split)
     units = unit_parameters(manifest, fsdp2.managed(manifest))
 
     def among(layer: str, phase: str) -> list[Call]:
@@ -48,7 +49,9 @@ def collectives(manifest: Manifest) -> list[Call]:
         asked = [parameter for parameter in parameters if _is_asked(manifest, parameter)]
         return again + _all_reduces(manifest, layer, phase, asked, COLUMNS)
 
-    return fsdp2.collectives(manifest, local=lambda parameter: local_shape(manifest, parameter), among=among)
+    return fsdp2.collectives(
+        manifest, local=lambda parameter: local_shape(manifest, parameter), among=among, apart=_is_split
+    )
 
 
 def absent(manifest: Manifest) -> Iterator[Term]:
@@ -68,6 +71,10 @@ def split_dim(parameter: Parameter) -> int | None:
     if module.endswith(COLUMNS):
         return 0
     return 1 if module.endswith(ROWS) else None
+
+
+def _is_split(parameter: Parameter) -> bool:
+    return split_dim(parameter) is not None
 
 
 def local_shape(manifest: Manifest, parameter: Parameter) -> list[int]:
