@@ -14,7 +14,8 @@ FULL, HALF = Precision("float32", "float32", None, "float32"), Precision("bfloat
 
 
 def run_of(strategy, *, precision=FULL, micro_batches=1, backend="nccl", reshard=None, **options):
-    manifest = manifest_of(strategy, SMALL, precision=precision, micro_batches=micro_batches, options=options)
+    told = {"forward_prefetch": 0, "backward_prefetch": 0, "async_unshard": False, **options}
+    manifest = manifest_of(strategy, SMALL, precision=precision, micro_batches=micro_batches, options=told)
     return replace(manifest, backend=backend, units=[Unit("a", reshard), Unit("", reshard)])
 
 
@@ -136,6 +137,11 @@ def test_point_to_point_is_offered_no_setting_of_collectives(cause, kind):
 def test_a_trace_without_manifest_is_offered_no_setting(cause):
     assert advice(None, cause, "all_gather", "forward", None) == ADVICE[cause].text
     assert not any(word in ADVICE[cause].text for word in ("set_modules", "bucket", "reshard", "DeepSpeed", "hook"))
+
+
+def test_what_the_manifest_does_not_tell_may_be_on():
+    manifest = replace(run_of("fsdp1"), options={})
+    assert advice(manifest, "no prefetch", "all_gather", "forward", None) == ADVICE["no prefetch"].text
 
 
 @pytest.mark.parametrize("cause", ["late rank", "no prefetch", "synchronous", "link"])

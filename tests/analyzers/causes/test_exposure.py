@@ -131,7 +131,7 @@ def test_a_device_that_computes_nothing_has_nothing_to_compare():
 
 
 def test_the_advice_of_a_group_is_that_of_its_longest_part():
-    manifest = manifest_of("fsdp2", SMALL)
+    manifest = manifest_of("fsdp2", SMALL, options={"forward_prefetch": 0, "backward_prefetch": 0})
     place = {"device": "cpu", "lane": "thread 1"}
     kernels = [compute(0, 100, layer="x"), compute(200, 300, layer="b"), compute(310, 400, layer="b")]
     calls = [comm("all_gather", 100, 200), comm("all_gather", 300, 310, phase="backward")]

@@ -23,8 +23,8 @@ GRAPH = "torch DTensor and torch.compile"
 
 
 def _unset(option: str) -> Off:
-    """Whether an option is absent, off or 0."""
-    return lambda manifest: not manifest.options.get(option)
+    """Whether the manifest has an option, as off or 0: what it does not tell may be on."""
+    return lambda manifest: option in manifest.options and not manifest.options[option]
 
 
 def _set(option: str) -> Off:

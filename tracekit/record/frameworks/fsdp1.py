@@ -35,9 +35,19 @@ def look(model: torch.nn.Module) -> Found | None:
         mesh=mesh,
         precision=common,
         unit_precision=by_unit,
-        options={"sharding_strategy": outer.sharding_strategy.name, "use_orig_params": bool(outer._use_orig_params)},  # noqa: SLF001
+        options=_options(outer),
         synced=lambda: all(unit._sync_gradients for _, unit in units),  # noqa: SLF001 - see above
     )
+
+
+def _options(outer: Any) -> dict[str, Any]:
+    """The settings of the outermost unit, by the names that the training programs have for them."""
+    return {
+        "sharding_strategy": outer.sharding_strategy.name,
+        "use_orig_params": bool(outer._use_orig_params),  # noqa: SLF001 - torch has no public way to ask
+        "forward_prefetch": int(bool(getattr(outer, "forward_prefetch", False))),
+        "backward_prefetch": int(getattr(outer, "backward_prefetch", None) is not None),
+    }
 
 
 def is_unit(module: torch.nn.Module) -> bool:
