@@ -13,6 +13,7 @@ import tracekit
 from tracekit.report.sentences import sentences
 
 pytest.importorskip("torch", reason="torch is not installed: it runs torch's own pipelines")
+pytestmark = pytest.mark.integration
 SCHEDULES = ("ScheduleGPipe", "Schedule1F1B")
 MICRO_BATCHES = 4
 
