@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Off = Callable[["Manifest"], bool]
 GATHERS, REDUCTIONS = ("all_gather", "broadcast"), ("reduce_scatter", "all_reduce", "reduce")
 DDP, FSDP1, FSDP2, DEEPSPEED = "torch DDP", "torch FSDP1", "torch FSDP2", "DeepSpeed"
-GRAPH = "torch DTensor and torch.compile"
 
 
 def _unset(option: str) -> Off:
@@ -29,6 +28,11 @@ def _unset(option: str) -> Off:
 
 def _set(option: str) -> Off:
     return lambda manifest: bool(manifest.options.get(option))
+
+
+def _always(_: Manifest) -> bool:
+    """For what is a matter of size, and never on or off."""
+    return True
 
 
 def _reduces_in_full(manifest: Manifest) -> bool:
@@ -130,25 +134,25 @@ ADVICE: dict[str, Advice] = {
                 DDP,
                 "a smaller bucket_cap_mb, so that less is left for the last bucket",
                 ("all_reduce",),
-                lambda _: True,
+                _always,
             ),
             Knob(
                 FSDP2,
                 "units of their own for embedding and output, so that the root's is small",
                 REDUCTIONS,
-                lambda _: True,
+                _always,
             ),
             Knob(
                 FSDP1,
                 "units of their own for embedding and output, so that the root's is small",
                 REDUCTIONS,
-                lambda _: True,
+                _always,
             ),
             Knob(
                 DEEPSPEED,
                 "a smaller reduce_bucket_size, so that less is left for the last bucket",
                 REDUCTIONS,
-                lambda _: True,
+                _always,
             ),
             Knob(
                 DEEPSPEED,
@@ -161,10 +165,10 @@ ADVICE: dict[str, Advice] = {
     "serialised": Advice(
         "it waited behind another collective on its lane: fewer, larger collectives, or a stream of its own",
         (
-            Knob(DDP, "a larger bucket_cap_mb for fewer buckets", ("all_reduce",), lambda _: True),
-            Knob(DEEPSPEED, "a larger reduce_bucket_size for fewer buckets", REDUCTIONS, lambda _: True),
-            Knob(FSDP2, "larger units, or several blocks in one fully_shard", (*GATHERS, *REDUCTIONS), lambda _: True),
-            Knob(FSDP1, "larger units in the auto_wrap_policy", (*GATHERS, *REDUCTIONS), lambda _: True),
+            Knob(DDP, "a larger bucket_cap_mb for fewer buckets", ("all_reduce",), _always),
+            Knob(DEEPSPEED, "a larger reduce_bucket_size for fewer buckets", REDUCTIONS, _always),
+            Knob(FSDP2, "larger units, or several blocks in one fully_shard", (*GATHERS, *REDUCTIONS), _always),
+            Knob(FSDP1, "larger units in the auto_wrap_policy", (*GATHERS, *REDUCTIONS), _always),
         ),
     ),
     "launched late": Advice(
@@ -189,16 +193,14 @@ ADVICE: dict[str, Advice] = {
         "the computing thread waited for it: issue it asynchronously where the framework can",
         (
             Knob(FSDP2, "asynchronous gathers (_set_unshard_async_op)", ("all_gather",), _unset("async_unshard")),
-            Knob(
-                DEEPSPEED, "a smaller reduce_bucket_size, for compute waits for the bucket", REDUCTIONS, lambda _: True
-            ),
+            Knob(DEEPSPEED, "a smaller reduce_bucket_size, for compute waits for the bucket", REDUCTIONS, _always),
             Knob(
                 DEEPSPEED,
                 "overlap_comm, so that compute does not wait for the bucket",
                 REDUCTIONS,
                 _unset("overlap_comm"),
             ),
-            Knob(DDP, "a smaller bucket_cap_mb, so that reductions begin earlier", ("all_reduce",), lambda _: True),
+            Knob(DDP, "a smaller bucket_cap_mb, so that reductions begin earlier", ("all_reduce",), _always),
         ),
         tensor_parallel="the next layer needs its result at once: asynchronous tensor parallelism, or a smaller tp",
     ),

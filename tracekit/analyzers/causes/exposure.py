@@ -56,8 +56,9 @@ IDEAL_SCHEMA = Schema(
 )
 # Two things that begin within this time of one another on a device belong together (launch and event latency).
 SLACK_NS = 20_000
-# What a transfer between two ranks waits for. It is given none of the collectives' causes and advice.
+# What advice depends on.
 _ADVISED = ["cause", "kind", "phase", "axis"]
+# What a transfer between two ranks waits for. It is given none of the collectives' causes and advice.
 _WAITS = {"recv": "waits for its sender", "send": "waits for its receiver"}
 
 
