@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 ABSENT = "–"
 """What stands for a number that is not known."""
 
@@ -59,3 +61,8 @@ def counted(number: float, name: str) -> str:
     """A number of things: 1 step, 2 steps, 2.5 calls."""
     written = f"{number:.0f}" if number == round(number) else f"{number:.1f}"
     return f"{written} {name}{'' if written == '1' else 's'}"
+
+
+def number(value: Any) -> float:
+    """A sum or mean as polars gives it, as a number: 0 where it is null."""
+    return float(value or 0)

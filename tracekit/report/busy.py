@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -11,7 +11,7 @@ from tracekit.model.devices.device_rows import LOST_ACTIVITY
 from tracekit.read.decoding.labelled import NOT_UNDERSTOOD
 from tracekit.report.by_device import by_device, several_devices
 from tracekit.text import kernel_name
-from tracekit.units import duration
+from tracekit.units import duration, number
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -23,7 +23,7 @@ NO_COMMUNICATION = (
 # What idle time of each cause is, as "… of it" goes on.
 _IS = {
     "launched late": "because the CPU issued the next work after the device had run dry",
-    "waiting on the device": "because work that was issued in time waited for an event, a stream or memory",
+    "waiting on the device": "before work that was issued in time and did not start",
     "launch latency": "in gaps of at most 20 µs between pieces of work",
     "launch not recorded": "before work whose launch is not in the trace",
     "between operators": "between operators: Python, or a wait that is no operator",
@@ -75,13 +75,9 @@ def longest(run: Run) -> str | None:
 
 
 def _share(steps: pl.DataFrame) -> tuple[float, str] | None:
-    length, idle = _number(steps["step_ns"].sum()), _number(steps["idle_ns"].sum())
+    length, idle = number(steps["step_ns"].sum()), number(steps["idle_ns"].sum())
     if not length:
         return None
     part = (length - idle) / length
     mean = duration(length / steps.height)
     return part, f"{100 * part:.0f} % of {'a step of' if steps['step'].count() else 'the'} {mean}"
-
-
-def _number(value: Any) -> float:
-    return float(value or 0)

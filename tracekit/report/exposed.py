@@ -10,7 +10,7 @@ from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.layer_names import ends, is_root
 from tracekit.report.by_device import by_device, several_devices
 from tracekit.text import plain
-from tracekit.units import duration
+from tracekit.units import duration, number
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -43,7 +43,7 @@ _MOST_NAMED, _NEARLY_ALL, _ABOUT_LAST = 3, 0.8, 0.1
 def exposed(run: Run) -> str | None:
     """Exposed communication as a share of the mean step of a rank, with its cause, place or kind; None without any."""
     steps = of_complete_steps(run, run.table("breakdown"))
-    length, total = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    length, total = number(steps["step_ns"].sum()), number(steps["exposed_comm_ns"].sum())
     if not length or not total:
         return None
     told = f"Exposed communication took {by_device(run, steps, _share)}"
@@ -57,15 +57,15 @@ def comes_first(run: Run) -> bool:
     if not _late_ranks(run):
         return False
     steps = of_complete_steps(run, run.table("breakdown"))
-    length, total = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    length, total = number(steps["step_ns"].sum()), number(steps["exposed_comm_ns"].sum())
     by = of_complete_steps(run, run.table("exposure", by=("rank", "step", "cause")))
-    waited = _number(by.filter(pl.col("cause").is_in(_WAITING))["exposed_ns"].sum())
+    waited = number(by.filter(pl.col("cause").is_in(_WAITING))["exposed_ns"].sum())
     return total >= _MUCH * length > 0 and waited >= _MOST * total
 
 
 def _share(steps: pl.DataFrame) -> tuple[float, str] | None:
     """The exposed part of these steps, and it in words."""
-    length, total = _number(steps["step_ns"].sum()), _number(steps["exposed_comm_ns"].sum())
+    length, total = number(steps["step_ns"].sum()), number(steps["exposed_comm_ns"].sum())
     if not length:
         return None
     times = f"{duration(total / steps.height)} of a step of {duration(length / steps.height)}"
@@ -99,7 +99,7 @@ def _largest(table: pl.DataFrame, by: list[str]) -> tuple[tuple[Any, ...] | None
         # The rest only makes the order, and so the sentence, the same each time.
         .sort("exposed_ns", *by, descending=[True, *[False] * len(by)], nulls_last=True)
     )
-    return (None, 0.0) if groups.is_empty() else (groups.select(by).row(0), _number(groups["exposed_ns"][0]))
+    return (None, 0.0) if groups.is_empty() else (groups.select(by).row(0), number(groups["exposed_ns"][0]))
 
 
 def _late(run: Run) -> str:
@@ -118,7 +118,7 @@ def _late_ranks(run: Run) -> list[int]:
     waits = of_complete_steps(run, run.table("skew")).drop_nulls("wait_ns")
     longest = pl.col("wait_ns").max().over(call)
     last = waits.with_columns(longest.alias("longest")).filter(pl.col("wait_ns") <= _ABOUT_LAST * pl.col("longest"))
-    total = _number(waits.group_by(call).agg(pl.col("wait_ns").max())["wait_ns"].sum())
+    total = number(waits.group_by(call).agg(pl.col("wait_ns").max())["wait_ns"].sum())
     by_rank = last.group_by("rank").agg(pl.col("longest").sum())
     late = by_rank.filter(pl.col("longest") >= _NEARLY_ALL * total)["rank"].sort().to_list()
     are_few = len(late) <= _MOST_NAMED and 2 * len(late) <= run.ranks["rank"].n_unique()
@@ -133,7 +133,3 @@ def place_text(kind: str, layer: str | None, phase: str | None) -> str:
         return f"{kind} in {known}" if known else f"{kind}, layer and phase unknown"
     owner = " to ".join("the root unit" if is_root(name) else plain(name) for name in ends(layer))
     return f"{kind} of {owner} in {known}" if known else f"{kind} of {owner}"
-
-
-def _number(value: Any) -> float:
-    return float(value or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -21,7 +21,7 @@ from tracekit.report.exposed import comes_first, exposed
 from tracekit.report.pipelined import pipelined
 from tracekit.strategies import title
 from tracekit.text import plain
-from tracekit.units import counted, share, size
+from tracekit.units import counted, number, share, size
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
@@ -98,7 +98,7 @@ def _volume(run: Run) -> str | None:
     measured = walk.filter(pl.col("term") == MEASURED)["psi"].drop_nulls()
     if measured.is_empty():
         return _bytes_moved(run)
-    low, high = _number(measured.min()), _number(measured.max())
+    low, high = number(measured.min()), number(measured.max())
     moved = f"{low:.2f}Ψ" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}Ψ to {high:.2f}Ψ"
     return f"{_subject(run)} moved {moved} a step{_difference(run, walk, moved)}; {_hidden(run)}."
 
@@ -180,13 +180,13 @@ def _steps(run: Run) -> str:
 def _hidden(run: Run) -> str:
     """The hidden share of all communication time."""
     table = of_devices(run, of_complete_steps(run, run.table("overlap", by=("rank", "step", "device"))))
-    if not _number(table["comm_ns"].sum()):
+    if not number(table["comm_ns"].sum()):
         return "none of it was seen running (no communication kernels: was the device's activity recorded?)"
     return f"{by_device(run, table, _hidden_share)} of its time was hidden under compute"
 
 
 def _hidden_share(table: pl.DataFrame) -> tuple[float, str] | None:
-    comm, hidden = _number(table["comm_ns"].sum()), _number(table["overlapped_ns"].sum())
+    comm, hidden = number(table["comm_ns"].sum()), number(table["overlapped_ns"].sum())
     return (hidden / comm, share(hidden / comm)) if comm else None
 
 
@@ -199,7 +199,7 @@ def _backend(run: Run) -> str | None:
     name = plain(run.manifest.backend) if run.manifest and run.manifest.backend else "The backend"
     what = " and ".join(f"{plain(kind)} as {plain(did)}" for kind, did in swaps.iter_rows())
     moved = of_complete_steps(run, run.table("totals"))["backend_psi"].drop_nulls()
-    extra = f", so {_number(moved.mean()):.2f}Ψ a step really crossed" if moved.len() else ""
+    extra = f", so {number(moved.mean()):.2f}Ψ a step really crossed" if moved.len() else ""
     return f"{name} ran {what}{extra}."
 
 
@@ -243,10 +243,6 @@ def _overhead(run: Run) -> str | None:
 def _subject(run: Run) -> str:
     strategy = run.manifest.strategy if run.manifest else None
     return "The run" if strategy in (None, "unknown") else plain(title(strategy))
-
-
-def _number(value: Any) -> float:
-    return float(value or 0)
 
 
 def _words(category: str) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What the device waited for, by what is known of the work that ended the gap.
 CAUSES = {
     "launched late": "the CPU issued the next work only after the device had run dry",
-    "waiting on the device": "the next work was issued in time and waited for an event, a stream or memory",
+    "waiting on the device": "the next work was issued in time and did not start; what it waited for is not looked at",
     "launch latency": "a gap of at most 20 µs before work that was issued in time",
     "launch not recorded": "the launch of the next work is not in the trace",
     "between operators": "on a CPU, no operator ran: Python, or a wait that is no operator",
