@@ -18,7 +18,7 @@ import tracekit
 
 ROOT = Path(__file__).parents[2]
 TORCH = {"torch", "deepspeed"}
-HEAVY = TORCH | {"polars", "pandas", "numpy", "altair", "hta", "perfetto", "google", "plotly", "viztracer"}
+HEAVY = TORCH | {"polars", "pandas", "numpy", "scipy", "altair", "hta", "perfetto", "google", "plotly", "viztracer"}
 
 
 def modules_of(package):
@@ -50,7 +50,7 @@ def test_import_tracekit_loads_nothing_but_the_standard_library():
     assert loaded - sys.stdlib_module_names - {"tracekit"} == set()
 
 
-@pytest.mark.parametrize("room", ["read", "model", "plan", "export", "analyzers", "report"])
+@pytest.mark.parametrize("room", ["read", "model", "plan", "timing", "export", "analyzers", "report"])
 def test_reading_and_analysing_work_without_torch(room):
     loaded = loaded_after(importing(modules_of(f"tracekit.{room}")), blocked=TORCH)
     assert not loaded & TORCH
