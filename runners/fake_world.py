@@ -30,8 +30,7 @@ def wrapped(strategy: type[Strategy], args: argparse.Namespace, size: Size) -> t
         with torch.device("meta"):
             model = Decoder(size)
         freeze(model, args.freeze or ())
-        if args.activation_checkpointing:
-            checkpoint_blocks(model)
+        checkpoint_blocks(model, args.activation_checkpointing)
         model.to_empty = lambda **_: model  # pyright: ignore[reportAttributeAccessIssue]
         wrapped = runner.wrap(model)
     torch.nn.Module.to_empty(wrapped, device="cpu")  # pyright: ignore[reportArgumentType] - a string is taken, too

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from tracekit.strategies import CHECKPOINTING
+
 YES_NO = argparse.BooleanOptionalAction
 
 
@@ -54,7 +56,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "REGEX",
         "help": "parameters whose names it finds get no gradient; may be given again",
     },
-    "activation-checkpointing": {"action": YES_NO, "default": False, "help": "recompute every block in backward"},
+    "activation-checkpointing": {
+        "choices": CHECKPOINTING,
+        "nargs": "?",
+        "const": "full",
+        "default": "none",
+        "help": "recompute blocks in backward (full, which the bare flag means), or all of them but attention and "
+        "every second matrix product (selective-op)",
+    },
     "clip-grad-norm": {
         "type": positive_real,
         "metavar": "NORM",

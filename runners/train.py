@@ -117,8 +117,7 @@ def make_model(setup: Setup, strategy: type[Strategy], size: Size) -> Decoder:
         model = Decoder(size).to(setup.device)
         initialize(model, setup.args.seed)
     freeze(model, setup.args.freeze or ())
-    if getattr(setup.args, "activation_checkpointing", False):
-        checkpoint_blocks(model)
+    checkpoint_blocks(model, getattr(setup.args, "activation_checkpointing", "none"))
     return model
 
 

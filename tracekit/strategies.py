@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     Defaults = Callable[[Size], dict[str, Any]]
 
+# What is computed again in backward: nothing, whole blocks, or all but attention and every second matrix product.
+CHECKPOINTING = ("none", "full", "selective-op")
+
 _MIB = 1 << 20
 # The bucket sizes of torch (25 MiB) and DeepSpeed (5e8 elements) would hold a small model whole: one reduction, after
 # backward, and nothing hidden. The training programs therefore take a quarter of the model where that is less.

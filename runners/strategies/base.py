@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from runners.models import Decoder
 from runners.options import EVERYWHERE
@@ -21,6 +22,8 @@ from tracekit.record import RecordError, phase
 from tracekit.reference_models import Size
 from tracekit.strategies import find
 
+# The fused kernels of scaled_dot_product_attention, on GPUs and on the CPU.
+ATTENTION = ("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_flash_attention")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -125,10 +128,34 @@ def freeze(model: Decoder, patterns: Sequence[str]) -> None:
         raise RecordError("--freeze leaves no parameter to train; freeze fewer")
 
 
-def checkpoint_blocks(model: Decoder) -> None:
-    """Puts every block into a wrapper that drops its activations and computes them again in backward."""
+def checkpoint_blocks(model: Decoder, mode: str) -> None:
+    """Puts every block into a wrapper that drops activations and computes them again in backward: `full` or some.
+
+    `selective-op` keeps what torchtitan does (December 2024, `torchtitan/parallelisms/parallelize_llama.py`,
+    `_save_list` and `_apply_ac_to_transformer_block`): the outputs of attention and of the first, third, ... matrix
+    product of a block.
+    """
+    if mode == "none":
+        return
+    more: dict[str, Any] = {"context_fn": _selective} if mode == "selective-op" else {}
     for index, block in enumerate(model.layers):
-        model.layers[index] = checkpoint_wrapper(block)
+        model.layers[index] = checkpoint_wrapper(block, preserve_rng_state=False, **more)
+
+
+def _selective() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """The contexts of one block's forward and of its recomputation; each counts matrix products for itself."""
+    products = {True: 0, False: 0}
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        name = operator.name()
+        if name == "aten::mm":
+            products[context.is_recompute] += 1
+            keep = products[context.is_recompute] % 2 == 1
+        else:
+            keep = name.startswith(ATTENTION)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:

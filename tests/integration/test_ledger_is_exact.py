@@ -60,6 +60,7 @@ OPTIONS = [
     ("zero3-deepspeed", ("--max-reuse-numel", "1000000000", *ODD, *CLIP)),
     ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--bucket-numel", "900")),
     ("zero3-deepspeed", ("--activation-checkpointing", "--prefetch-numel", "600")),
+    ("zero3-deepspeed", ("--activation-checkpointing", "selective-op")),
     ("zero3-deepspeed", (*FROZEN, "--activation-checkpointing", "--prefetch-numel", "600")),
     ("zero3-deepspeed", ("--tie-embeddings", "--prefetch-numel", "600", "--micro-batches", "2")),
     ("zero3-deepspeed", ("--tie-embeddings", "--activation-checkpointing", "--max-reuse-numel", "3000")),

@@ -55,6 +55,8 @@ CASES = [
     ),
     ("fsdp2-tp", "nano", "dp_shard=4,tp=2", ["--option", "clip_grad_norm=1", "--seq-len", "16"]),
     ("fsdp2-tp", "nano", "dp_shard=4,tp=2", ["--seq-len", "16", "--option", "activation_checkpointing=true"]),
+    ("fsdp2-tp", "nano", "dp_shard=4,tp=2", ["--seq-len", "16", "--option", "activation_checkpointing=selective-op"]),
+    ("fsdp2", "nano", "dp_shard=4", ["--option", "activation_checkpointing=selective-op"]),
 ]
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tracekit.manifest import Axis, Buffer, Precision, Unit
 from tracekit.plan import plan, terms, terms_by_place
 from tracekit.plan.stage3_fetching import Limits, Use, fetches, persistent, visits
-from tracekit.strategies import STRATEGIES
+from tracekit.strategies import CHECKPOINTING, STRATEGIES
 from tracekit.theory import strategy_stage, zero_communication_volume
 
 REPLICAS = [Axis("dp_replicate", 2)]
@@ -393,7 +393,7 @@ OPTIONS = st.fixed_dictionaries(
         "stage3_prefetch_bucket_size": st.integers(0, 40),
         "stage3_max_reuse_distance": st.sampled_from([0, 10, 10**9]),
         "stage3_param_persistence_threshold": st.integers(0, 20),
-        "activation_checkpointing": st.booleans(),
+        "activation_checkpointing": st.booleans() | st.sampled_from(CHECKPOINTING),
         "grad_accum_dtype": st.sampled_from(["float32", "bfloat16"]),
     },
 )

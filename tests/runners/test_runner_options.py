@@ -16,7 +16,7 @@ from tracekit import training as launch
 from tracekit.record import RecordError, clean_name
 from tracekit.record.frameworks.ddp import _groups
 from tracekit.reference_models import SIZES
-from tracekit.strategies import with_runner
+from tracekit.strategies import CHECKPOINTING, with_runner
 
 
 @pytest.mark.parametrize(("text", "value"), [("default", None), ("true", True), ("false", False), ("2", 2)])
@@ -111,11 +111,12 @@ def test_freezing_without_use(pattern, sentence):
         freeze(Decoder(SIZES["nano"]), [pattern])
 
 
-def test_checkpointed_blocks_keep_their_names_and_results():
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+def test_checkpointed_blocks_keep_their_names_and_results(mode):
     model = Decoder(SIZES["nano"])
     tokens = torch.arange(8).reshape(1, 8)
     before, names = model(tokens), [name for name, _ in model.named_parameters()]
-    checkpoint_blocks(model)
+    checkpoint_blocks(model, mode)
     assert torch.equal(model(tokens), before)
     assert [clean_name(name) for name, _ in model.named_parameters()] == names
 

@@ -55,6 +55,12 @@ def option(manifest: Manifest, name: str, *, default: Any) -> Any:
     return default if value is None else value
 
 
+def checkpointing(manifest: Manifest) -> str:
+    """How activations are recomputed: a mode of `tracekit.strategies.CHECKPOINTING`; a bare true means whole blocks."""
+    value = option(manifest, "activation_checkpointing", default=False)
+    return value if isinstance(value, str) else "full" if value else "none"
+
+
 def precision(manifest: Manifest, parameter: Parameter) -> Precision:
     """The types of the unit that owns a parameter: its own, or those of all."""
     own = (unit.precision for unit in manifest.units if unit.precision and unit.name == parameter.layer)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.dtypes import ITEM_SIZES
 from tracekit.errors import UsageError
-from tracekit.strategies import find
+from tracekit.strategies import CHECKPOINTING, find
 from tracekit.text import suggestion
 
 if TYPE_CHECKING:
@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 _FLAGS = frozenset(
     {
-        *("activation_checkpointing", "all_reduce_every_micro_batch", "broadcast_buffers", "check_grad_overflow"),
+        *("all_reduce_every_micro_batch", "broadcast_buffers", "check_grad_overflow"),
         *("compute_grad_norm", "overlap_comm", "reduce_scatter", "reshard_after_backward", "sync_every_micro_batch"),
         *("use_multi_rank_bucket_allreduce", "find_unused_parameters", "static_graph"),
     }
 )
-_TEXTS = {"compile": ("blocks", "model"), "grad_accum_dtype": tuple(ITEM_SIZES), "optimizer": ("BF16_Optimizer",)}
+_TEXTS = {
+    "activation_checkpointing": CHECKPOINTING,
+    "compile": ("blocks", "model"),
+    "grad_accum_dtype": tuple(ITEM_SIZES),
+    "optimizer": ("BF16_Optimizer",),
+}
 _LISTS = frozenset({"ignored_parameters"})
 
 
@@ -60,7 +65,7 @@ def check_values(options: dict[str, Any]) -> None:
 
 def _problem(name: str, value: Any) -> str | None:
     """Values that the option takes, where this is another; None where it is one of them."""
-    if name in _FLAGS:
+    if name in _FLAGS or (name == "activation_checkpointing" and isinstance(value, bool)):
         return None if isinstance(value, bool) else "true or false"
     if name in _TEXTS:
         return None if value in _TEXTS[name] else " or ".join(_TEXTS[name])

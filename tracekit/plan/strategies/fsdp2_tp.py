@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tracekit.plan import shares as named
-from tracekit.plan.inputs import TENSOR, axis_size, gather_dtype, option, own_parameters, unit_parameters
+from tracekit.plan.inputs import TENSOR, axis_size, checkpointing, gather_dtype, option, own_parameters, unit_parameters
 from tracekit.plan.schema import Call
 from tracekit.plan.strategies import fsdp2
 
@@ -93,7 +93,7 @@ def _is_asked(manifest: Manifest, parameter: Parameter) -> bool:
 
 
 def _recomputed(manifest: Manifest, layer: str, parameters: list[Parameter]) -> list[Call]:
-    if not option(manifest, "activation_checkpointing", default=False):
+    if checkpointing(manifest) == "none":
         return []
     again = _all_reduces(manifest, layer, "backward", parameters, ROWS)[:-1]
     return [call._replace(term=named.RECOMPUTED) for call in again]

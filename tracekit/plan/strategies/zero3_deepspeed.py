@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tracekit.plan import shares as named
 from tracekit.plan.gradient_buckets import bucket_layer, gradients
 from tracekit.plan.holding import DEEPSPEED_STATE_BYTES, STEP_BYTES, Holding
-from tracekit.plan.inputs import SHARD, axis_size, option, own_parameters, total, trainable
+from tracekit.plan.inputs import SHARD, axis_size, checkpointing, option, own_parameters, total, trainable
 from tracekit.plan.schema import Call, Term, item_size
 from tracekit.plan.stage3_fetching import Limits, Use, fetches, persistent, played, visits
 from tracekit.plan.strategies import zero2
@@ -114,7 +114,7 @@ def _fetches(manifest: Manifest) -> list[Fetch]:
 
 def _order(manifest: Manifest) -> list[Visit]:
     """The modules of forward and backward."""
-    checkpointed = option(manifest, "activation_checkpointing", default=False)
+    checkpointed = checkpointing(manifest) != "none"
     return visits(_uses(manifest), [unit.name for unit in manifest.units if unit.name and checkpointed])
 
 
