@@ -36,10 +36,16 @@ SIZES = {
     "odd": Size(dim=42, layers=2, heads=3, kv_heads=1, hidden=51, vocab=1001, max_seq_len=256),
     "tiny": Size(dim=256, layers=4, heads=4, kv_heads=4, hidden=768, vocab=2048),
     "small": Size(dim=512, layers=8, heads=8, kv_heads=8, hidden=1536, vocab=8192),
-    # As Llama-3.2 1B, Llama-2 7B and Llama-2 70B.
+    # As Llama-3.2 1B, Llama-2 7B and Llama-2 70B; then the public models by their own names.
     "1b": Size(dim=2048, layers=16, heads=32, kv_heads=8, hidden=8192, vocab=128256, tied=True),
     "7b": Size(dim=4096, layers=32, heads=32, kv_heads=32, hidden=11008, vocab=32000, max_seq_len=4096),
     "70b": Size(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=32000, max_seq_len=4096),
+    "llama2-7b": Size(dim=4096, layers=32, heads=32, kv_heads=32, hidden=11008, vocab=32000, max_seq_len=4096),
+    "llama2-13b": Size(dim=5120, layers=40, heads=40, kv_heads=40, hidden=13824, vocab=32000, max_seq_len=4096),
+    "llama2-70b": Size(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=32000, max_seq_len=4096),
+    "llama3-8b": Size(dim=4096, layers=32, heads=32, kv_heads=8, hidden=14336, vocab=128256, max_seq_len=8192),
+    "llama3-70b": Size(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=128256, max_seq_len=8192),
+    "llama3-405b": Size(dim=16384, layers=126, heads=128, kv_heads=8, hidden=53248, vocab=128256, max_seq_len=8192),
 }
 
 

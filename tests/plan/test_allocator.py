@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.plan.memory.allocator import CachingAllocator, DeviceFullError
+from tracekit.plan.footprint.allocator import CachingAllocator, DeviceFullError
 
 KIB, MIB = 1 << 10, 1 << 20
 
