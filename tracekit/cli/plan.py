@@ -113,7 +113,7 @@ def command(
     calls = expected(manifest)
     if prove:
         _prove(manifest, calls, model)
-    frame = _memory(manifest, model) if table is Table.MEMORY else _table(table, manifest, calls)
+    frame = _table(table, manifest, calls, model)
     totals = summary.totals(calls)
     about = {"strategy": strategy, "mesh": {axis.axis: axis.size for axis in manifest.mesh}, "psi": manifest.psi}
     shown = frame.head(_ROWS_FOR_PEOPLE) if pick_format(form, output) is Format.TABLE else frame
@@ -133,24 +133,18 @@ def command(
     )
 
 
-def _table(table: Table, manifest: Manifest, calls: pl.DataFrame) -> pl.DataFrame:
+def _table(table: Table, manifest: Manifest, calls: pl.DataFrame, model: str | None) -> pl.DataFrame:
     from tracekit import plan
+    from tracekit.plan import footprint
     from tracekit.plan import plan_totals as summary
 
+    if table is Table.MEMORY:
+        if footprint.runs_without_data(manifest, model):
+            require("record", "--table memory")
+        return footprint.planned(manifest, model)
     if table is Table.VOLUME:
         return summary.volume(calls, manifest.psi)
     return plan.terms(manifest) if table is Table.TERMS else calls
-
-
-def _memory(manifest: Manifest, model: str | None) -> pl.DataFrame:
-    """The peak of a step by category, from torch's own code where that runs without data, else what is known of it."""
-    from tracekit import plan
-    from tracekit.plan.footprint import dry_run, peak
-
-    if model is None or not find(manifest.strategy).dry_run:
-        return peak.components(plan.memory(manifest))
-    require("record", "--table memory")
-    return peak.peak(dry_run.changes(manifest, model))
 
 
 def _manifest(

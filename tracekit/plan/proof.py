@@ -22,6 +22,9 @@ DRY_RUN = training.RUNNERS / "dry_run.py"
 _COMPARED = [name for name in PLAN_SCHEMA.names() if name not in ("payload_numel", "payload_bytes", "passes")]
 # Options that the training programs switch on by themselves.
 _ON_BY_DEFAULT = ("sync_every_micro_batch", "all_reduce_every_micro_batch")
+# Of a recorded run: what the model says by itself, and what was found there that no option sets.
+_NO_OPTION = ("model", "vocab", "reshard", "reshard_after_backward", "ignored_parameters")
+_RENAMED = {"tied": "tie_embeddings"}
 
 
 def prove(manifest: Manifest, model: str) -> pl.DataFrame:
@@ -51,7 +54,8 @@ def arguments(manifest: Manifest, model: str) -> list[str]:
     args = ["--model", model, "--micro-batches", str(manifest.micro_batches)]
     for flag, value in (("--param-dtype", precision.param_dtype), ("--reduce-dtype", precision.reduce_dtype)):
         args += [flag, value] if value is not None else []
-    for unit in manifest.units:
+    # Stage 2 keeps every unit gathered by itself, and its program has no such option.
+    for unit in manifest.units if strategy.stage == 3 else ():
         setting = unit.reshard_after_forward
         told = str(setting).lower() if isinstance(setting, bool) else setting
         args += ["--reshard", f"{unit.name or 'root'}={told}"] if setting is not None else []
@@ -59,7 +63,9 @@ def arguments(manifest: Manifest, model: str) -> list[str]:
     for axis in manifest.mesh if len(strategy.axes) > 1 else ():
         args += [f"--{axis.axis.replace('_', '-')}", str(axis.size)] if axis.axis != "dp_shard" else []
     for name, value in manifest.options.items():
-        flag = name.replace("_", "-")
+        flag = _RENAMED.get(name, name).replace("_", "-")
+        if name in _NO_OPTION:
+            continue
         if isinstance(value, bool):
             args += [f"--{'' if value else 'no-'}{flag}"] if value is not (name in _ON_BY_DEFAULT) else []
         elif value is not None:
