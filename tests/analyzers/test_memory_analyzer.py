@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import polars as pl
-from fakes import SMALL, manifest_of, run_of
+from fakes import SMALL, manifest_of, run_of, step
 
-from tracekit.analyzers.memory import MEMORY_SCHEMA, MODEL_STATES_SCHEMA, PEAK_SCHEMA, memory, model_states, peak
+from tracekit.analyzers.memory.curve import MEMORY_SCHEMA, memory
+from tracekit.analyzers.memory.growth import growth
+from tracekit.analyzers.memory.model_states import MODEL_STATES_SCHEMA, model_states
+from tracekit.analyzers.memory.peak import peak
 from tracekit.manifest import Axis, Held, RankInfo
+from tracekit.model.memory.blocks import BLOCKS_SCHEMA
 
 MIB = 2**20
 
@@ -101,14 +105,14 @@ def test_devices_and_ranks_have_curves_of_their_own():
 def test_the_peak_is_taken_apart_at_the_highest_point():
     events = [
         event(1, 50, "activations"),
-        event(2, 70, "unsharded parameters"),
+        event(2, 70, "gathered parameters"),
         event(3, -50, "activations"),
     ]
     frame = peak(run_of(with_held(HELD), allocations=events))
     assert frame.select("ts_ns", "category", "bytes").rows() == [
-        (2, "optimizer_state", 200),
+        (2, "optimizer state", 200),
         (2, "parameters", 100),
-        (2, "unsharded parameters", 70),
+        (2, "gathered parameters", 70),
         (2, "activations", 50),
         (2, "buffers", 10),
     ]
@@ -158,6 +162,42 @@ def test_held_is_unknown_where_it_was_not_measured():
 def test_empty_tables_have_their_schemas():
     run = run_of()
     assert memory(run).schema == MEMORY_SCHEMA
-    assert peak(run).schema == PEAK_SCHEMA
+    assert list(peak(run).schema) == ["rank", "device", "category", "ts_ns", "step", "since_step_ns", "bytes"]
     assert model_states(run).schema == MODEL_STATES_SCHEMA
     assert model_states(run_of(manifest_of("unheard of", SMALL))).is_empty()
+
+
+def test_the_peak_by_layer_and_operator_adds_up_to_the_same():
+    events = [
+        event(1, 50, "activations", layer="a", operator="aten::mm"),
+        event(2, 30, "activations", layer="b", operator="aten::mm"),
+        event(3, 7, "temporaries", layer="b"),
+        event(4, -50, "activations"),
+    ]
+    run = run_of(with_held(HELD), allocations=events, steps=[step(5, 0, 1)])
+    assert peak(run, by=["layer"]).select("step", "since_step_ns", "layer", "bytes").rows() == [
+        (5, 3, None, 310),
+        (5, 3, "a", 50),
+        (5, 3, "b", 37),
+    ]
+    assert peak(run, by=["operator"]).select("operator", "bytes").rows() == [(None, 317), ("aten::mm", 80)]
+    assert peak(run, by=["category", "layer"])["bytes"].sum() == 397
+
+
+def test_growth_is_what_every_step_leaves_behind():
+    def block(step_number, start, end, layer, size, **more):
+        made = {"rank": 0, "cycle": 0, "device": "cpu", "category": "unknown", "operator": "aten::mm"}
+        return {**made, "step": step_number, "start_ns": start, "end_ns": end, "layer": layer, "bytes": size, **more}
+
+    run = run_of(steps=[step(number, number, number + 1) for number in range(4)])
+    run.blocks = pl.DataFrame(
+        [block(number, 1000 * number + 5, None, "layers.7", 100) for number in range(4)]
+        # Gradients live until the next step; a first step's state is made once.
+        + [block(number, 1000 * number + 5, 1000 * number + 1500, "layers.0", 10) for number in range(4)]
+        + [block(0, 6, None, "layers.1", 1000)]
+        + [block(n, 1000 * n + 5, None, "", 1, category="collective buffers") for n in range(4)],
+        schema=BLOCKS_SCHEMA,
+    )
+    assert growth(run).drop("rank", "device").rows() == [("layers.7", "aten::mm", "unknown", 3, 3, 100)]
+    run.steps = run.steps.head(2)
+    assert growth(run).is_empty()

@@ -80,7 +80,7 @@ def test_choosing_and_ordering(args, durations, capsys):
         (["steps", "x", "--sort", "rank:down"], "--sort rank:down ends in 'down': use rank:asc or rank:desc"),
         (
             ["steps", "x", "--by", "layer"],
-            "steps has no --by: only overlap, idle, volume, ledger, exposure can be grouped",
+            "steps has no --by: only overlap, idle, volume, ledger, exposure, peak can be grouped",
         ),
     ],
 )

@@ -9,7 +9,7 @@ compute and 480 µs of communication, 80 of them exposed.
 from __future__ import annotations
 
 import polars as pl
-from fakes import FakeRun
+from fakes import FakeRun, blocks_of
 
 from tracekit.manifest import Axis, Held, Manifest, Parameter, Precision, RankInfo, StepTimes, Unit
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
@@ -84,7 +84,8 @@ TABLES = {
 def empty_run(name: str = "empty") -> FakeRun:
     """A run that recorded nothing."""
     tables = {table: pl.DataFrame(schema=schema) for table, schema in TABLES.items()}
-    return FakeRun(name=name, paths=[], manifest=None, psi=None, world_size=None, missing_ranks=[], **tables)
+    facts = {"psi": None, "world_size": None, "missing_ranks": [], "blocks": blocks_of([])}
+    return FakeRun(name=name, paths=[], manifest=None, **facts, **tables)
 
 
 def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, base_ns: int = 10**18) -> FakeRun:
@@ -95,7 +96,8 @@ def fake_run(name: str = "fsdp2", *, num_ranks: int = 2, num_steps: int = 3, bas
         for step in range(num_steps):
             _step(rows, rank, step, base_ns + step * STEP)
     tables = {table: pl.DataFrame(rows[table], schema=schema) for table, schema in TABLES.items()}
-    facts = {"psi": PSI, "world_size": num_ranks, "missing_ranks": []}
+    blocks = blocks_of(rows["allocations"])
+    facts = {"psi": PSI, "world_size": num_ranks, "missing_ranks": [], "blocks": blocks}
     return FakeRun(name=name, paths=[], manifest=manifest(num_ranks), **facts, **tables)
 
 
@@ -208,7 +210,7 @@ def _memory(rows, here, ts, delta, allocated, layer, phase) -> None:
             "ts_ns": ts,
             "delta_bytes": delta,
             "allocated_bytes": allocated,
-            "category": "unsharded parameters",
+            "category": "gathered parameters",
             "layer": layer,
             "phase": phase,
         }

@@ -10,7 +10,8 @@ from tracekit.manifest import Axis, Held, Manifest, Parameter, Precision, RankIn
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.model.device_time import compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
-from tracekit.model.memory import ALLOCATIONS_SCHEMA
+from tracekit.model.memory.allocations import ALLOCATIONS_SCHEMA
+from tracekit.model.memory.blocks import BLOCKS_SCHEMA
 from tracekit.model.run import Run
 from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.read.traces import REPAIRS_SCHEMA
@@ -48,8 +49,24 @@ def run_of(manifest=None, **tables) -> FakeRun:
         for name, schema in SCHEMAS.items()
     }
     frames |= _numbered(frames["work"], frames["collectives"])
+    frames["blocks"] = blocks_of(tables.get("allocations", []))
     facts = {"psi": manifest.psi, "world_size": manifest.world_size} if manifest else {"psi": None, "world_size": None}
     return FakeRun(name="fake", paths=[], manifest=manifest, missing_ranks=[], **facts, **frames)
+
+
+def blocks_of(allocations) -> pl.DataFrame:
+    """The blocks of these rows: a free ends the first open block of its device, category and size."""
+    blocks: list[dict[str, object]] = []
+    for row in ({**PLACE, **row} for row in allocations):
+        key = {name: row[name] for name in ("rank", "cycle", "device", "category")} | {"bytes": abs(row["delta_bytes"])}
+        if row["delta_bytes"] > 0:
+            more = {name: row.get(name) for name in ("layer", "phase", "operator")}
+            blocks.append({**key, **more, "start_ns": row["ts_ns"], "end_ns": None})
+            continue
+        ended = next((b for b in blocks if b["end_ns"] is None and key.items() <= b.items()), None)
+        if ended is not None:
+            ended |= {"end_ns": row["ts_ns"], "end_from": "recorded"}
+    return pl.DataFrame(blocks, schema=BLOCKS_SCHEMA)
 
 
 def _numbered(work, collectives) -> dict[str, pl.DataFrame]:

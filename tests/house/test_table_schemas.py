@@ -107,7 +107,7 @@ def test_a_table_is_grouped_by_each_column_it_says(table, sample):
 
 
 def test_tables_that_can_be_grouped():
-    assert [table.name for table in GROUPED] == ["overlap", "idle", "volume", "ledger", "exposure"]
+    assert [table.name for table in GROUPED] == ["overlap", "idle", "volume", "ledger", "exposure", "peak"]
     assert all(isinstance(table.schema, Schema) for table in TABLES)
 
 
@@ -115,7 +115,7 @@ def test_a_wrong_grouping_names_what_there_is(bare):
     with pytest.raises(UsageError, match=r"exposure cannot be grouped by 'causes': did you mean cause\? \(there are "):
         bare.table("exposure", by=["causes"])
     with pytest.raises(
-        UsageError, match="steps has no --by: only overlap, idle, volume, ledger, exposure can be grouped"
+        UsageError, match="steps has no --by: only overlap, idle, volume, ledger, exposure, peak can be grouped"
     ):
         bare.table("steps", by=["rank"])
 

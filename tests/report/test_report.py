@@ -121,7 +121,7 @@ def test_the_report_holds_every_table_but_those_of_single_events(tmp_path):
     report = write_report([fake_run()], tmp_path / "out")
     held = set(json.loads(report.json.read_bytes())["runs"][0]["tables"])
     # Per-event tables stay out: trace.pftrace has every event. HTA's are there when asked for.
-    assert set(table_registry.names()) - held == {"events", "work", "allocations", *HTA.tables}
+    assert set(table_registry.names()) - held == {"events", "work", "allocations", "blocks", *HTA.tables}
     report = write_report([fake_run()], tmp_path / "with", hta=True)
     assert set(json.loads(report.json.read_bytes())["runs"][0]["tables"]) == held | set(HTA.tables)
 

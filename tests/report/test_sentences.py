@@ -271,3 +271,26 @@ def test_names_of_traces_and_manifests_cannot_write_to_the_terminal():
     assert "\\x1b[31m\\u202e\\x00xxx" in said
     assert said.isprintable()
     assert len(said) < 2_000
+
+
+def test_what_grows_is_named_with_the_layer_that_made_it():
+    run = run_of(steps=[step(number, number, number + 1) for number in range(4)])
+    made = {"rank": 0, "cycle": 0, "device": "cuda:0", "category": "activations", "operator": "aten::mm"}
+    run.blocks = pl.DataFrame(
+        [
+            {**made, "step": n, "start_ns": 1000 * n + 5, "end_ns": None, "layer": layer, "bytes": size}
+            for n in range(4)
+            for layer, size in (("layers.7", 3072), ("layers.1", 1024))
+        ],
+        schema=run.blocks.schema,
+    )
+    assert sentence(run, "Each of") == (
+        "Each of 3 steps leaves 4.00 KiB behind on rank 0 that is still there when the next one ends, "
+        "3.00 KiB of it made in layers.7 by aten::mm."
+    )
+    run.blocks = run.blocks.filter(layer="layers.1")
+    run._tables.clear()
+    assert "all of it made in layers.1 by aten::mm." in sentence(run, "Each of")
+    run.blocks = run.blocks.head(1)
+    run._tables.clear()
+    assert sentence(run, "Each of") is None

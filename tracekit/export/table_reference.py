@@ -51,7 +51,8 @@ def _needs(table: Table) -> str:
 def _grouped(groupings: Groupings) -> str:
     names = ", ".join(f"`{name}`" for name in groupings.names if name not in groupings.always)
     default = ", ".join(f"`{name}`" for name in groupings.default)
-    how = f"beside {default}" if groupings.always else f"in place of {default}"
+    beside = ", ".join(f"`{name}`" for name in groupings.always)
+    how = f"beside {beside}" if beside else f"in place of {default}"
     return f"`--by` groups it by any of {names}, {how}."
 
 

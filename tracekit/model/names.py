@@ -141,9 +141,13 @@ def kind_of(spelling: str | None) -> str | None:
 # -- annotations that name a layer ---------------------------------------------------------------------------------
 # FSDP2: "FSDP::pre_forward (layers.0)", "FSDP::backward_prefetch for layers.2", "FSDP::pre_backward" (the root).
 FSDP_ANNOTATION = r"^FSDP::(\w+)(?: for (.*)| \((.*)\))?$"
-# Communication of FSDP2; inside it, and inside its parts, unsharded parameters and gradient buffers are allocated.
+# Communication of FSDP2.
 FSDP_COMM = r"^FSDP::(all_gather|post_backward_reduce)( \(|$)"
-FSDP_BUFFERS = r"^FSDP::(all_gather|post_backward_reduce)"
+# Ranges in which FSDP2 and FSDP1 allocate what they gather and reduce.
+MEMORY_RANGE = (
+    r"^(?:FSDP::|FullyShardedDataParallel\.)"
+    r"(all_gather_copy_out|all_gather|post_backward_reduce|_post_backward_hook|_pre_\w+)(?: .*)?$"
+)
 # The recorder's: "tracekit::forward (layers.0)", "tracekit::forward" (the root), "tracekit::backward".
 RECORDER_FORWARD = r"^tracekit::forward(?: \((.*)\))?$"
 RECORDER_PHASE = r"^tracekit::(forward|backward|optimizer)"

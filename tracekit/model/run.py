@@ -18,7 +18,8 @@ from tracekit.manifest import Manifest
 from tracekit.model.collectives.collectives import COLLECTIVES_SCHEMA
 from tracekit.model.device_time import Key, compute_cover
 from tracekit.model.devices.work import WORK_SCHEMA
-from tracekit.model.memory import ALLOCATIONS_SCHEMA
+from tracekit.model.memory.allocations import ALLOCATIONS_SCHEMA
+from tracekit.model.memory.blocks import BLOCKS_SCHEMA
 from tracekit.model.patterns import Pattern, Patterns, find_patterns, pattern_files
 from tracekit.model.steps import STEPS_SCHEMA
 from tracekit.model.table_builder import Tables
@@ -137,6 +138,11 @@ class Run:
     def allocations(self) -> pl.DataFrame:
         """Allocations and frees: ALLOCATIONS_SCHEMA."""
         return self._cached.table("allocations", ALLOCATIONS_SCHEMA, lambda: self._made.allocations)
+
+    @cached_property
+    def blocks(self) -> pl.DataFrame:
+        """Blocks of memory from allocation to free, with what each was for: BLOCKS_SCHEMA."""
+        return self._cached.table("blocks", BLOCKS_SCHEMA, lambda: self._made.blocks)
 
     def table(self, name: str, *, by: Sequence[str] = ()) -> pl.DataFrame:
         """The table of that name (`tracekit.tables()` lists them), grouped by the columns `by` where it can be.

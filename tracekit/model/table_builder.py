@@ -8,13 +8,14 @@ import polars as pl
 
 from tracekit.intervals import Intervals
 from tracekit.manifest import Manifest
-from tracekit.model import memory, repairs, steps
+from tracekit.model import repairs, steps
 from tracekit.model.attribution.layers import Attribution
 from tracekit.model.collectives import calls, collectives
 from tracekit.model.device_time import Key
 from tracekit.model.devices import work
 from tracekit.model.devices.device_rows import device_rows, without_lost_activity
 from tracekit.model.event_kinds import Kinds, kinds
+from tracekit.model.memory import allocations, blocks
 from tracekit.model.patterns import Patterns
 from tracekit.model.recordings import RUN
 from tracekit.read.traces import Traces
@@ -74,7 +75,20 @@ class Tables:
     @cached_property
     def allocations(self) -> pl.DataFrame:
         """ALLOCATIONS_SCHEMA."""
-        return memory.memory(self._traces.columns.memory, self._kinds.annotations, self._attribution, self._device)
+        return allocations.allocations(self._memory, self._blocks)
+
+    @cached_property
+    def blocks(self) -> pl.DataFrame:
+        """BLOCKS_SCHEMA."""
+        return self._blocks.select(list(blocks.BLOCKS_SCHEMA))
+
+    @cached_property
+    def _memory(self) -> pl.DataFrame:
+        return allocations.located(self._traces.columns.memory, self._device, self._attribution, self.steps)
+
+    @cached_property
+    def _blocks(self) -> pl.DataFrame:
+        return blocks.blocks(self._memory, self._kinds, self._calls, self._manifest)
 
     @cached_property
     def _all_kinds(self) -> Kinds:

@@ -256,7 +256,12 @@ OUTLINES = [
         "What a rank held over time, beside what the closed form of its ZeRO stage asks for: parameters, gradients and "
         "optimizer state at once. Between steps gradients may be gone, so the curve can dip below it.",
         ("memory", "peak"),
-        {"model-states": "The model states, part by part", "peak": "The peak, part by part", "memory": "Every change"},
+        {
+            "model-states": "The model states, part by part",
+            "peak": "The peak, part by part",
+            "growth": "What every step leaves behind",
+            "memory": "Every change",
+        },
     ),
 ]
 """The sections of the page, in reading order."""

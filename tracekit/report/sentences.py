@@ -8,7 +8,8 @@ import polars as pl
 
 from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.analyzers.ledger import LOOPS, MEASURED, UNEXPLAINED
-from tracekit.analyzers.memory import RESERVED, is_lower_bound
+from tracekit.analyzers.memory.curve import is_lower_bound
+from tracekit.analyzers.memory.peak import RESERVED
 from tracekit.analyzers.overlap import of_devices
 from tracekit.analyzers.volume import known_sum
 from tracekit.plan import shares as named
@@ -77,6 +78,7 @@ def sentences(run: Run) -> list[str]:
     every = [
         *first,
         _memory(run),
+        _growth(run),
         _overhead(run),
         *caveats(run),
     ]
@@ -231,6 +233,24 @@ def _memory(run: Run) -> str | None:
     least = theory["theory_bytes"][0]
     side = "above" if total >= least else "below"
     return f"{sentence}, {size(abs(total - least))} {side} the {size(least)} of model states in the closed form."
+
+
+def _growth(run: Run) -> str | None:
+    """What every step leaves behind on the rank on which that is most, and where most of it is made."""
+    left = run.table("growth")
+    if left.is_empty():
+        return None
+    totals = left.group_by("rank", "device").agg(pl.col("bytes_per_step").sum()).sort("bytes_per_step", "rank")
+    rank, device, total = totals.row(-1)
+    most = left.filter((pl.col("rank") == rank) & (pl.col("device") == device)).row(0, named=True)
+    layer = most["layer"]
+    where = "in a layer that is not known" if layer is None else f"in {plain(layer) or 'the root'}"
+    by = "" if most["operator"] is None else f" by {plain(most['operator'])}"
+    part = "all" if most["bytes_per_step"] == total else size(most["bytes_per_step"])
+    return (
+        f"Each of {most['num_steps']} steps leaves {size(total)} behind on rank {rank} that is still there when the "
+        f"next one ends, {part} of it made {where}{by}."
+    )
 
 
 def _overhead(run: Run) -> str | None:
