@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import os
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.distributed.device_mesh as meshes
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from runners.models import Decoder
@@ -46,6 +51,52 @@ def _kept_as_made() -> Generator[None]:
         yield
     finally:
         fsdp2.initialize = made
+
+
+Wrap = Callable[[], tuple[Strategy, torch.nn.Module]]
+
+
+@contextmanager
+def without_data(strategy: type[Strategy], args: argparse.Namespace, size: Size) -> Generator[Wrap]:
+    """What wraps a model whose tensors have shapes and no data; nothing inside makes any."""
+    with fake_tensors():
+        make = wrapped if strategy.from_meta else _whole
+        yield lambda: make(strategy, args, size)
+
+
+@contextmanager
+def with_data(strategy: type[Strategy], args: argparse.Namespace, size: Size) -> Generator[Wrap]:
+    """What wraps a model as it is, for code that reads values or asks for addresses."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(dist.get_world_size())}
+    with mock.patch.dict(os.environ, place), mock.patch.object(dist, "all_reduce", _answered(dist.all_reduce)):
+        yield lambda: _whole(strategy, args, size)
+
+
+def _whole(strategy: type[Strategy], args: argparse.Namespace, size: Size) -> tuple[Strategy, torch.nn.Module]:
+    runner = strategy(Setup(args, torch.device("cpu"), 0, dist.get_world_size()))
+    decoder = Decoder(size)
+    freeze(decoder, args.freeze or ())
+    checkpoint_blocks(decoder, args.activation_checkpointing)
+    model = runner.wrap(decoder)
+    if isinstance(model, DistributedDataParallel) and not vars(model)["_comm_hooks"]:
+        # The reducer's own way asks the work for its result, and the fake group's has none.
+        model.register_comm_hook(None, lambda state, bucket: allreduce_hook(state, bucket))  # noqa: PLW0108 - by its type
+    return runner, model
+
+
+def _answered(all_reduce: Any) -> Any:
+    """An all-reduce whose future holds the tensor, as that of a real group does."""
+
+    @functools.wraps(all_reduce)
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = all_reduce(tensor, *args, **kwargs)
+        if work is None:
+            return None
+        future: Any = torch.futures.Future()
+        future.set_result([tensor])
+        return SimpleNamespace(wait=work.wait, get_future=lambda: future)
+
+    return call
 
 
 @contextmanager

@@ -133,6 +133,7 @@ class Held(msgspec.Struct, frozen=True):
     gradients: Bytes = 0
     optimizer_state: Bytes = 0
     buffers: Bytes = 0
+    collective_buffers: Bytes = 0
 
 
 class RankInfo(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ polars: planners and runners are named by their modules and imported when they a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracekit.errors import UsageError
 from tracekit.text import suggestion
@@ -42,7 +42,8 @@ class Strategy:
     first has `collectives`, `absent` and `memory`, the second is None where there is no training program. `axes` are
     those of its mesh. Of the types, a `reduce_dtype` or `storage_dtype` of None is the type computed in. `defaults`
     gives the options that follow from the size of the model, as a manifest has them; `options` names those that its
-    plan takes. `dry_run`: torch's own code can issue its collectives without data.
+    plan takes. `dry_run`: torch's own code can issue its collectives without data;
+    `dry_step` tells how a step runs in one process: `without data`, `with data` (small models only), or not at all.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Strategy:
     defaults: Defaults = lambda _size: {}
     options: frozenset[str] = frozenset()
     dry_run: bool = False
+    dry_step: Literal["without data", "with data", "not at all"] = "with data"
 
     @property
     def extra(self) -> str:
@@ -95,7 +97,7 @@ def deepspeed_stage3_defaults(size: Size) -> dict[str, Any]:
 
 
 # What every training program takes, whether its plan changes or not.
-_COMMON = frozenset({"activation_checkpointing", "clip_grad_norm"})
+_COMMON = frozenset({"activation_checkpointing", "clip_grad_norm", "backend"})
 _DDP = _COMMON | {
     "bucket_mb",
     "broadcast_buffers",
@@ -181,6 +183,7 @@ _OURS = (
         runner="runners.strategies.zero2_fsdp2",
         options=_FSDP2,
         dry_run=True,
+        dry_step="without data",
     ),
     Strategy(
         name="zero3-deepspeed",
@@ -202,6 +205,7 @@ _OURS = (
         planner="tracekit.plan.strategies.fsdp1",
         runner="runners.strategies.fsdp1",
         options=_FSDP1,
+        dry_step="without data",
     ),
     Strategy(
         name="fsdp2",
@@ -212,6 +216,7 @@ _OURS = (
         runner="runners.strategies.fsdp2",
         options=_FSDP2,
         dry_run=True,
+        dry_step="without data",
     ),
     Strategy(
         name="hsdp",
@@ -223,6 +228,7 @@ _OURS = (
         axes=("dp_replicate", "dp_shard"),
         options=_FSDP2 | {"all_reduce_every_micro_batch"},
         dry_run=True,
+        dry_step="without data",
     ),
     Strategy(
         name="fsdp2-tp",
@@ -234,6 +240,7 @@ _OURS = (
         axes=("dp_shard", "tp"),
         options=_FSDP2 | {"batch_size", "seq_len"},
         dry_run=True,
+        dry_step="without data",
     ),
     Strategy(
         name="fsdp2-graph",
@@ -243,6 +250,7 @@ _OURS = (
         planner="tracekit.plan.strategies.fsdp2_graph",
         runner="runners.strategies.fsdp2_graph",
         options=_COMMON,
+        dry_step="not at all",
     ),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _OURS}

@@ -201,6 +201,7 @@ TABLES = [
     ),
     Table("memory", f"{_AT}memory.curve:memory", "memory over time, by category"),
     Table("peak", f"{_AT}memory.peak:peak", "what memory held at its peak"),
+    Table("memory-ledger", f"{_AT}memory.ledger:memory_ledger", "from the closed form to the measured peak, in terms"),
     Table("growth", f"{_AT}memory.growth:growth", "memory that every step leaves behind"),
     Table(
         "model-states",

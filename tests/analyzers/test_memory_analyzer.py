@@ -5,6 +5,7 @@ from fakes import SMALL, manifest_of, run_of, step
 
 from tracekit.analyzers.memory.curve import MEMORY_SCHEMA, memory
 from tracekit.analyzers.memory.growth import growth
+from tracekit.analyzers.memory.ledger import NO_COPY, memory_ledger
 from tracekit.analyzers.memory.model_states import MODEL_STATES_SCHEMA, model_states
 from tracekit.analyzers.memory.peak import peak
 from tracekit.manifest import Axis, Held, RankInfo
@@ -201,3 +202,30 @@ def test_growth_is_what_every_step_leaves_behind():
     assert growth(run).drop("rank", "device").rows() == [("layers.7", "aten::mm", "unknown", 3, 3, 100)]
     run.steps = run.steps.head(2)
     assert growth(run).is_empty()
+
+
+def test_the_ledger_walks_from_the_closed_form_to_the_peak():
+    # Ψ = 24 on 2 ranks: fp32 shards of 48 bytes, two moments of 96, and 28 more that the plan knows nothing of.
+    held = Held(parameters=48, gradients=0, optimizer_state=96 + 28, buffers=0)
+    events = [event(1, 50, "activations"), event(2, 7, "unknown")]
+    lines = memory_ledger(run_of(with_held(held), allocations=events))
+    found = {
+        (component, source): size for component, source, size in lines.select("component", "source", "bytes").rows()
+    }
+    assert found["parameters", "theory"] == found["parameters", "plan"] == 24
+    assert found["gradients", "theory"] == -found["gradients", "step"] == 24
+    assert found["optimizer state", "theory"] == 144
+    assert lines.filter(term=NO_COPY)["bytes"].item() == -48
+    assert found["activations", "step"] == 50
+    assert found["unknown", "unexplained"] == 7
+    assert found["total", "measured"] == 48 + 124 + 57
+    assert lines["bytes"].sum() == 2 * found["total", "measured"]
+    planned_state = lines.filter(component="optimizer state").filter(pl.col("source") != "unexplained")["bytes"].sum()
+    assert found["optimizer state", "unexplained"] == 124 - planned_state
+
+
+def test_without_a_closed_form_or_measured_state_there_is_no_ledger():
+    events = [event(1, 50, "activations")]
+    assert memory_ledger(run_of(allocations=events)).is_empty()
+    assert memory_ledger(run_of(with_held(None), allocations=events)).is_empty()
+    assert memory_ledger(run_of(with_held(HELD))).is_empty()

@@ -87,6 +87,9 @@ class Following(TorchDispatchMode):
             self.log.name("gradients", args[0], unless_named=True)
         made = func(*args, **kwargs)
         self.log.name(TEMPORARY, tree_leaves(made), unless_named=True)
+        if name.startswith("c10d::allreduce_") and "deepspeed" in sys.modules:
+            # DeepSpeed lays out what it reduces, each time anew.
+            self.log.name("gradient buffers", tree_leaves(args[0]), unless_named=True)
         if name.startswith("c10d::"):
             self.log.calls.append((start, time.time_ns(), name))
         elif name == "fsdp::split_with_sizes_copy":

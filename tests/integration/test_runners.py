@@ -341,12 +341,21 @@ def test_compiling_leaves_collectives_outside_the_graph(recorded, strategy, scop
         ("fsdp2", {"parameters": 4 * PSI // 2, "gradients": 0, "optimizer_state": 8 * PSI // 2 + 4 * 21}),
         # bf16 parameters whole; fp32 master weights and two moments of one flat half, with one step counter.
         ("zero2", {"parameters": 2 * PSI, "gradients": 0, "optimizer_state": 12 * PSI // 2 + 4}),
-        ("ddp", {"parameters": 4 * PSI, "gradients": 0, "optimizer_state": 8 * PSI + 4 * 21}),
+        # The reducer's buckets hold every gradient once more.
+        (
+            "ddp",
+            {
+                "parameters": 4 * PSI,
+                "gradients": 0,
+                "optimizer_state": 8 * PSI + 4 * 21,
+                "collective_buffers": 4 * PSI,
+            },
+        ),
     ],
 )
 def test_what_a_rank_holds_between_steps(recorded, strategy, held):
     ranks = recorded(strategy).manifest["ranks"]
-    assert [rank["held_bytes"] for rank in ranks] == [held | {"buffers": 4 * BUFFER}] * 2
+    assert [rank["held_bytes"] for rank in ranks] == [{"collective_buffers": 0, "buffers": 4 * BUFFER} | held] * 2
 
 
 def test_a_folder_in_use_fails_on_every_rank_with_one_sentence(recorded):

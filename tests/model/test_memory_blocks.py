@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto import mark, memory, span, step, write
+from kineto import GLOO, mark, memory, span, step, write
 
 import tracekit
 
@@ -104,3 +104,32 @@ def test_the_operator_is_the_innermost_that_does_more_than_make_room(tmp_path):
     around = [span("aten::linear", 15, 20), span("aten::addmm", 18, 10), span("aten::empty", 19, 5)]
     found = blocks(tmp_path, [*around, *came_and_went(20, 150), memory(40, 8, 0xB, 8)])
     assert found["operator"].to_list() == ["aten::addmm", None]
+
+
+@pytest.mark.parametrize(
+    ("call", "category"),
+    [
+        ("c10d::_reduce_scatter_base_", "gradient buffers"),
+        ("_c10d_functional::all_reduce", "temporaries"),
+        ("aten::flatten_dense_tensors", "gradient buffers"),
+    ],
+)
+def test_what_the_backend_held_too_is_gone_when_its_call_or_phase_is_over(tmp_path, call, category):
+    # No free is recorded, and nothing else comes to the address; backward has its last allocation at 190 µs.
+    events = [
+        span(call, 115, 50),
+        span("aten::clone", 118, 5),
+        memory(120, 1024, 0xA, 1024),
+        memory(190, 8, 0x9000, 1032),
+    ]
+    run = tracekit.open(write(tmp_path / "r.json", [*STEP, *events, memory(210, 8, 0xA000, 1040)]))
+    made = run.blocks.row(0, named=True)
+    assert (made["end_ns"], made["end_from"], made["category"]) == (190_000, "its call was done", category)
+    assert run.table("memory")["allocated_bytes"].to_list() == [1024, 1032, 8, 16]
+
+
+def test_a_backends_copy_is_gone_when_the_backend_is_done(tmp_path):
+    call = [span("c10d::_reduce_scatter_base_", 115, 10), span("gloo:all_reduce", 122, 30, tid=GLOO)]
+    events = [*call, memory(120, 1024, 0xA, 1024), memory(190, 8, 0x9000, 1032)]
+    run = tracekit.open(write(tmp_path / "r.json", [*STEP, *events]))
+    assert run.blocks["end_ns"][0] == 152_000

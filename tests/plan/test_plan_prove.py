@@ -124,6 +124,7 @@ def test_a_plan_that_torch_does_not_share_is_told_call_by_call(monkeypatch, capf
 
 def test_options_of_the_program_are_those_of_the_manifest():
     from tracekit.plan.build import manifest, model_parameters
+    from tracekit.plan.program_arguments import arguments
     from tracekit.reference_models import SIZES
 
     made = manifest(
@@ -134,7 +135,7 @@ def test_options_of_the_program_are_those_of_the_manifest():
         reshard=True,
         options={"sync_every_micro_batch": False, "all_reduce_every_micro_batch": True, "clip_grad_norm": 1.0},
     )
-    assert proof.arguments(made, "nano") == [
+    assert arguments(made, "nano") == [
         *("--model", "nano", "--micro-batches", "2"),
         *("--reshard", "layers.0=true", "--reshard", "layers.1=true", "--reshard", "root=true"),
         *("--dp-replicate", "2", "--no-sync-every-micro-batch", "--clip-grad-norm", "1.0"),

@@ -56,7 +56,13 @@ def test_a_model_without_parameters():
     assert describe.parameters(model, units) == []
     assert describe.psi([]) == 0
     assert precision_of(model) == Precision()
-    assert held_bytes(model, None) == {"parameters": 0, "gradients": 0, "optimizer_state": 0, "buffers": 0}
+    assert held_bytes(model, None) == {
+        "parameters": 0,
+        "gradients": 0,
+        "optimizer_state": 0,
+        "buffers": 0,
+        "collective_buffers": 0,
+    }
     assert describe.device_of(model)[0] == "cpu"
 
 
@@ -137,7 +143,13 @@ def test_precision_is_what_most_parameters_have():
 def test_held_bytes_count_every_storage_once():
     model = Toy()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    assert held_bytes(model, optimizer) == {"parameters": 320, "gradients": 0, "optimizer_state": 0, "buffers": 12}
+    assert held_bytes(model, optimizer) == {
+        "parameters": 320,
+        "gradients": 0,
+        "optimizer_state": 0,
+        "buffers": 12,
+        "collective_buffers": 0,
+    }
     train_step(model, optimizer)
     # Two moments of Ψ_train floats, and one step counter for each of the four trained tensors.
     assert held_bytes(model, optimizer)["optimizer_state"] == 2 * 76 * 4 + 4 * 4
@@ -153,9 +165,12 @@ def test_held_bytes_take_what_the_framework_adds():
         "gradients": [model.embed.weight.data],
         "buffers": [torch.zeros(5, device="meta")],
         "other": [torch.zeros(2)],
+        # What Python does not see is told in bytes.
+        "collective_buffers": 100,
     }
     held = held_bytes(model, None, lambda: added)
-    assert held == {"parameters": 320, "gradients": 0, "optimizer_state": 400, "buffers": 12, "other": 8}
+    model_states = {"parameters": 320, "gradients": 0, "optimizer_state": 400, "buffers": 12}
+    assert held == {**model_states, "other": 8, "collective_buffers": 100}
 
 
 def test_gradient_order_is_backwards_through_the_model():

@@ -68,7 +68,13 @@ def test_a_run_folder(tmp_path, record):
     assert set(manifest["versions"]) == {"python", "torch", "cuda", "nccl", "deepspeed"}
     rank = manifest["ranks"][0]
     assert (rank["rank"], rank["device"], rank["pid"], rank["ended"]) == (0, "cpu", os.getpid(), True)
-    assert rank["held_bytes"] == {"parameters": 320, "gradients": 0, "optimizer_state": 0, "buffers": 12}
+    assert rank["held_bytes"] == {
+        "parameters": 320,
+        "gradients": 0,
+        "optimizer_state": 0,
+        "buffers": 12,
+        "collective_buffers": 0,
+    }
     assert (manifest["hosts"], manifest["devices"]) == ([rank["host"]], [rank["device_name"]])
     entry = {"cycle": 0, "file": "rank0.json.gz", "complete": True, "reason": None, "first_step": 2, "last_step": 3}
     assert the_trace(path) == entry

@@ -139,7 +139,7 @@ def _table(table: Table, manifest: Manifest, calls: pl.DataFrame, model: str | N
     from tracekit.plan import plan_totals as summary
 
     if table is Table.MEMORY:
-        if footprint.runs_without_data(manifest, model):
+        if footprint.can_run(manifest, model):
             require("record", "--table memory")
         return footprint.planned(manifest, model)
     if table is Table.VOLUME:

@@ -88,7 +88,7 @@ class Tables:
 
     @cached_property
     def _blocks(self) -> pl.DataFrame:
-        return blocks.blocks(self._memory, self._kinds, self._calls, self._manifest)
+        return blocks.blocks(self._memory, self._kinds, self._calls, self.work, self._manifest)
 
     @cached_property
     def _all_kinds(self) -> Kinds:

@@ -22,6 +22,7 @@ _FLAGS = frozenset(
 )
 _TEXTS = {
     "activation_checkpointing": CHECKPOINTING,
+    "backend": ("gloo", "nccl"),
     "compile": ("blocks", "model"),
     "grad_accum_dtype": tuple(ITEM_SIZES),
     "optimizer": ("BF16_Optimizer",),

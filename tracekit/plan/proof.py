@@ -12,6 +12,7 @@ import polars as pl
 
 from tracekit import training
 from tracekit.errors import UsageError
+from tracekit.plan.program_arguments import arguments
 from tracekit.plan.schema import PLAN_SCHEMA, Call, plan_frame
 from tracekit.strategies import STRATEGIES, find
 
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 
 DRY_RUN = training.RUNNERS / "dry_run.py"
 _COMPARED = [name for name in PLAN_SCHEMA.names() if name not in ("payload_numel", "payload_bytes", "passes")]
-# Options that the training programs switch on by themselves.
-_ON_BY_DEFAULT = ("sync_every_micro_batch", "all_reduce_every_micro_batch")
-# Of a recorded run: what the model says by itself, and what was found there that no option sets.
-_NO_OPTION = ("model", "vocab", "reshard", "reshard_after_backward", "ignored_parameters")
-_RENAMED = {"tied": "tie_embeddings"}
 
 
 def prove(manifest: Manifest, model: str) -> pl.DataFrame:
@@ -46,31 +42,6 @@ def prove(manifest: Manifest, model: str) -> pl.DataFrame:
         raise UsageError(f"--prove {strategy.name} is refused by the dry run: {error}") from None
     # Torch may have had something to say before.
     return plan_frame(Call(*call) for call in json.loads(printed.splitlines()[-1])["calls"])
-
-
-def arguments(manifest: Manifest, model: str) -> list[str]:
-    """Options of the training program that make the run of this manifest."""
-    strategy, precision = find(manifest.strategy), manifest.precision
-    args = ["--model", model, "--micro-batches", str(manifest.micro_batches)]
-    for flag, value in (("--param-dtype", precision.param_dtype), ("--reduce-dtype", precision.reduce_dtype)):
-        args += [flag, value] if value is not None else []
-    # Stage 2 keeps every unit gathered by itself, and its program has no such option.
-    for unit in manifest.units if strategy.stage == 3 else ():
-        setting = unit.reshard_after_forward
-        told = str(setting).lower() if isinstance(setting, bool) else setting
-        args += ["--reshard", f"{unit.name or 'root'}={told}"] if setting is not None else []
-    # The axis that the program cannot make of the number of ranks alone.
-    for axis in manifest.mesh if len(strategy.axes) > 1 else ():
-        args += [f"--{axis.axis.replace('_', '-')}", str(axis.size)] if axis.axis != "dp_shard" else []
-    for name, value in manifest.options.items():
-        flag = _RENAMED.get(name, name).replace("_", "-")
-        if name in _NO_OPTION:
-            continue
-        if isinstance(value, bool):
-            args += [f"--{'' if value else 'no-'}{flag}"] if value is not (name in _ON_BY_DEFAULT) else []
-        elif value is not None:
-            args += [f"--{flag}", str(value)]
-    return args
 
 
 def differences(planned: pl.DataFrame, proved: pl.DataFrame) -> pl.DataFrame:

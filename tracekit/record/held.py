@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from tracekit.record.frameworks.found import Held
 
-COMPONENTS = ("parameters", "gradients", "optimizer_state", "buffers")
+COMPONENTS = ("parameters", "gradients", "optimizer_state", "buffers", "collective_buffers")
 
 
 def held_bytes(model: torch.nn.Module, optimizer: Any, extra: Held | None = None) -> dict[str, int]:
@@ -17,18 +18,23 @@ def held_bytes(model: torch.nn.Module, optimizer: Any, extra: Held | None = None
 
     A sharded tensor counts with its local shard (and its padding), views of one storage once, a storage that two
     components share for the first of them. `extra` names tensors that a framework keeps outside the model and the
-    optimizer's state, by component.
+    optimizer's state, by component, or their bytes where Python does not see them.
     """
     found: dict[str, list[torch.Tensor]] = {
         "parameters": list(model.parameters()),
         "gradients": [p.grad for p in model.parameters() if p.grad is not None],
         "optimizer_state": list(_tensors(getattr(optimizer, "state", {}))),
         "buffers": list(model.buffers()),
+        "collective_buffers": [],
     }
-    for component, tensors in (extra() if extra else {}).items():
-        found.setdefault(component, []).extend(tensors)
+    unseen: Counter[str] = Counter()
+    for component, more in (extra() if extra else {}).items():
+        if isinstance(more, int):
+            unseen[component] += more
+        else:
+            found.setdefault(component, []).extend(more)
     seen: set[tuple[str, int]] = set()
-    return {component: sum(_new_storages(tensors, seen)) for component, tensors in found.items()}
+    return {component: sum(_new_storages(tensors, seen)) + unseen[component] for component, tensors in found.items()}
 
 
 def _new_storages(tensors: Iterable[torch.Tensor], seen: set[tuple[str, int]]) -> Iterator[int]:

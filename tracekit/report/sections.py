@@ -259,6 +259,7 @@ OUTLINES = [
         {
             "model-states": "The model states, part by part",
             "peak": "The peak, part by part",
+            "memory-ledger": "From the closed form to the peak",
             "growth": "What every step leaves behind",
             "memory": "Every change",
         },

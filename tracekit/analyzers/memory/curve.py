@@ -9,7 +9,7 @@ import polars as pl
 from tracekit import common_columns as c
 from tracekit.analyzers.memory.model_states import HELD, held_on
 from tracekit.model.memory.categories import BEFORE_WINDOW
-from tracekit.model.memory.lifetimes import REUSED
+from tracekit.model.memory.lifetimes import CALL_DONE, REUSED
 from tracekit.table_schema import Column, Schema
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ MEMORY_SCHEMA = Schema(
     ),
     Column("optimizer_state_bytes", pl.Int64, f"State of the optimizer, {_AT_START}."),
     Column("buffers_bytes", pl.Int64, f"Buffers of the model, {_AT_START}."),
+    Column("collective_buffers_bytes", pl.Int64, f"Buffers of collectives, {_AT_START}, and those that came since."),
     Column("*_bytes", pl.Int64, "One column for each other `category` of the blocks: what is held of it."),
     Column(
         "before_the_window_bytes", pl.Int64, "The rest of `allocated_bytes`: what was there before and has no name."
@@ -95,7 +96,7 @@ def column_of(category: str) -> str:
 
 def _unseen_frees(run: Run) -> pl.DataFrame:
     """The frees that must have been and were not recorded, as rows of `allocations`."""
-    gone = run.blocks.filter(pl.col("end_from") == REUSED)
+    gone = run.blocks.filter(pl.col("end_from").is_in([REUSED, CALL_DONE]))
     freed = (-pl.col("bytes")).alias("delta_bytes")
     return gone.select("rank", "cycle", "device", pl.col("end_ns").alias("ts_ns"), freed, "category")
 

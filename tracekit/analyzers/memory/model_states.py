@@ -30,8 +30,8 @@ MODEL_STATES_SCHEMA = Schema(
         "held_bytes", pl.Int64, "Bytes that the recorder measured between steps.", "the recorder did not measure it"
     ),
 )
-# What a rank holds through the window: the recorder measured it, in this order.
-HELD = ("parameters", "gradients", "optimizer_state", "buffers")
+# What a rank holds through the window: the recorder measured it, in this order. The first four are of the model.
+HELD = ("parameters", "gradients", "optimizer_state", "buffers", "collective_buffers")
 
 
 def model_states(run: Run) -> pl.DataFrame:
@@ -81,4 +81,4 @@ def _held(info: RankInfo) -> dict[str, int]:
     if info.held_bytes is None:
         return {}
     held = {name: int(getattr(info.held_bytes, name)) for name in HELD}
-    return {**held, "total": sum(held.values())}
+    return {**held, "total": sum(held[name] for name in HELD[:4])}

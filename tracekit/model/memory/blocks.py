@@ -10,7 +10,7 @@ from tracekit.model.as_of import latest
 from tracekit.model.event_kinds import Kinds
 from tracekit.model.memory.categories import with_category
 from tracekit.model.memory.lifetimes import with_ends
-from tracekit.model.memory.makers import with_makers
+from tracekit.model.memory.makers import mark_at, with_makers
 from tracekit.model.recordings import RUN
 from tracekit.table_schema import Column, Schema
 
@@ -25,8 +25,8 @@ BLOCKS_SCHEMA = Schema(
     Column(
         "end_from",
         pl.String,
-        "How the end is known: `recorded`, or `its address was used again`, as the frees of the backend's own threads "
-        "are not recorded.",
+        "How the end is known: `recorded`; or, as the frees of the backend's own threads are not, `its address was "
+        "used again` or `its call was done`.",
         "as `end_ns`",
     ),
     Column("bytes", pl.Int64, "Bytes that were asked for."),
@@ -49,17 +49,27 @@ BLOCKS_SCHEMA = Schema(
 )
 
 
-def blocks(located: pl.DataFrame, kinds: Kinds, calls: pl.DataFrame, manifest: Manifest | None) -> pl.DataFrame:
+def blocks(
+    located: pl.DataFrame, kinds: Kinds, calls: pl.DataFrame, work: pl.DataFrame, manifest: Manifest | None
+) -> pl.DataFrame:
     """Return BLOCKS_SCHEMA, and `block`, of the rows that `allocations.located` found."""
+    ran = (
+        work.drop_nulls("call")
+        .group_by(*RUN, "call")
+        .agg((pl.col("start_ns") + pl.col("dur_ns")).max().alias("done_ns"))
+    )
+    calls = calls.join(ran, on=[*RUN, "call"], how="left", maintain_order="left")
     # Each time that a phase is entered anew.
     rows = located.with_columns(pl.struct(*RUN, "step", "phase").rle_id().alias("stretch"))
-    came = with_ends(rows.filter(pl.col("delta_bytes") > 0), rows)
+    came = with_makers(rows.filter(pl.col("delta_bytes") > 0), kinds, calls)
+    came = with_ends(came, rows)
     ended = latest(came, "end_ns", rows.select(*RUN, "ts_ns", "phase", "stretch"), "ts_ns", RUN)
     came = came.with_columns(
         pl.col("ts_ns").alias("start_ns"),
         pl.col("delta_bytes").alias("bytes"),
         ended["phase"].alias("end_phase"),
         ended["stretch"].alias("end_stretch"),
+        mark_at(came, "end_ns", kinds).alias("end_mark"),
     )
-    made = with_category(with_makers(came, kinds.operators, kinds.annotations, calls), manifest)
+    made = with_category(came, manifest)
     return made.select("block", *(pl.col(name).cast(dtype) for name, dtype in BLOCKS_SCHEMA.items()))

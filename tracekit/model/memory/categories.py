@@ -58,6 +58,7 @@ def _rules(manifest: Manifest | None) -> list[Rule]:
     ahead = phase.is_in(["forward", "other"])
     ranged, sized, lived = "range of the wrapper", "size of a flat parameter", "phases in which it came and went"
     called, emptied = "collective call", "room that no operator fills"
+    laid_out = "laid out as one tensor in backward"
     call = pl.col("call_kind").fill_null("")
     empty = pl.col("operator").is_null() | (pl.col("operator") == _DEEPSPEED_BACKWARD)
     fetched = pl.lit(_gathers_by_itself(manifest)) & phase.is_in(["forward", "backward"]) & empty
@@ -65,6 +66,7 @@ def _rules(manifest: Manifest | None) -> list[Rule]:
         Rule(GATHERED, ranged, mark == "all_gather_copy_out"),
         Rule(BUFFERS, ranged, mark == "all_gather"),
         Rule(GRADIENT_BUFFERS, called, (phase == "backward") & (call == "reduce_scatter")),
+        Rule(GRADIENT_BUFFERS, laid_out, (phase == "backward") & pl.col("flattened")),
         Rule(BUFFERS, called, call != ""),
         Rule(GRADIENTS, ranged, reducing & outlives),
         Rule(GRADIENT_BUFFERS, ranged, reducing),

@@ -8,7 +8,7 @@ import polars as pl
 from tracekit.model.recordings import RUN
 
 _PLACE = [*RUN, "device", "address"]
-RECORDED, REUSED = "recorded", "its address was used again"
+RECORDED, REUSED, CALL_DONE = "recorded", "its address was used again", "its call was done"
 
 
 def with_blocks(rows: pl.DataFrame) -> pl.DataFrame:
@@ -32,24 +32,28 @@ def with_ends(came: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the allocations `came` of `rows` with `end_ns` and `end_from`; null where the block outlives the window.
 
     A thread of the backend that drops the last reference to a tensor is not profiled, so the free of what a collective
-    worked on may be missing. Such a block is gone at the latest when a later one begins inside it.
+    worked on may be missing. Such a block is gone at the latest when a later one begins inside it, and what the backend
+    made for a call when that was done: `done_ns`, else when the phase of the call ends, since what follows needs it.
     """
     freed = rows.filter(pl.col("delta_bytes") < 0, pl.col("block").is_not_null())
-    freed = freed.select("block", pl.col("ts_ns").alias("end_ns"), pl.lit(RECORDED).alias("end_from"))
+    freed = freed.select("block", pl.col("ts_ns").alias("recorded_ns"))
     came = came.join(freed, on="block", how="left", maintain_order="left")
-    open_ = came.filter(pl.col("end_ns").is_null(), pl.col("address").is_not_null())
+    open_ = came.filter(pl.col("recorded_ns").is_null(), pl.col("address").is_not_null())
     parts = [_reused(part, came) for part in open_.partition_by(*RUN, "device")]
-    if not parts:
-        return came
-    reused = pl.concat(parts).drop_nulls("reused_ns")
-    return (
-        came.join(reused, on="block", how="left", maintain_order="left")
-        .with_columns(
-            pl.coalesce("end_ns", "reused_ns").alias("end_ns"),
-            pl.when(pl.col("reused_ns").is_not_null()).then(pl.lit(REUSED)).otherwise("end_from").alias("end_from"),
-        )
-        .drop("reused_ns")
-    )
+    reused = pl.concat(parts) if parts else pl.DataFrame(schema={"block": pl.Int64, "reused_ns": pl.Int64})
+    phases = rows.group_by("stretch").agg(pl.col("ts_ns").max().alias("phase_ns"))
+    came = came.join(reused, on="block", how="left", maintain_order="left")
+    came = came.join(phases, on="stretch", how="left", maintain_order="left")
+    done = pl.when(pl.col("for_backend") & (pl.col("device") == "cpu")).then(pl.coalesce("done_ns", "phase_ns"))
+    unseen = pl.min_horizontal("reused_ns", done)
+    return came.with_columns(
+        pl.coalesce("recorded_ns", unseen).alias("end_ns"),
+        pl.when(pl.col("recorded_ns").is_not_null())
+        .then(pl.lit(RECORDED))
+        .when(unseen.is_not_null())
+        .then(pl.when(unseen == pl.col("reused_ns")).then(pl.lit(REUSED)).otherwise(pl.lit(CALL_DONE)))
+        .alias("end_from"),
+    ).drop("recorded_ns", "reused_ns", "phase_ns")
 
 
 def _reused(open_: pl.DataFrame, came: pl.DataFrame) -> pl.DataFrame:

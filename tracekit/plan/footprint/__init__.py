@@ -11,10 +11,18 @@ if TYPE_CHECKING:
 
     from tracekit.manifest import Manifest
 
+# A step that needs data takes memory and time of its own: 16 bytes a parameter and 6 operations for each token.
+MAX_NUMEL, MAX_OPERATIONS = 200_000_000, 500_000_000_000
 
-def runs_without_data(manifest: Manifest, model: str | None) -> bool:
-    """Whether a step of `model` can be run without data as the manifest says; only then is its peak known whole."""
-    return model is not None and find(manifest.strategy).dry_run
+
+def can_run(manifest: Manifest, model: str | None) -> bool:
+    """Whether a step of `model` can be run in one process as the manifest says; only then is its peak known whole."""
+    how = find(manifest.strategy).dry_step
+    if model is None or how == "not at all":
+        return False
+    tokens = int(manifest.options.get("batch_size", 1)) * int(manifest.options.get("seq_len", 1))
+    operations = 6 * manifest.psi * tokens * manifest.micro_batches
+    return how == "without data" or (manifest.psi <= MAX_NUMEL and operations <= MAX_OPERATIONS)
 
 
 def planned(manifest: Manifest, model: str | None) -> pl.DataFrame:
@@ -26,6 +34,6 @@ def planned(manifest: Manifest, model: str | None) -> pl.DataFrame:
     from tracekit import plan
     from tracekit.plan.footprint import dry_run, peak
 
-    if model is None or not runs_without_data(manifest, model):
+    if model is None or not can_run(manifest, model):
         return peak.components(plan.memory(manifest))
     return peak.peak(dry_run.changes(manifest, model))

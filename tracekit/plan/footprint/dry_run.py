@@ -1,4 +1,4 @@
-"""Allocations and frees of two optimizer steps, from torch's own code run without data in a process of its own."""
+"""Allocations and frees of the first optimizer steps, from the strategy's own code run in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import polars as pl
 
 from tracekit import training
 from tracekit.errors import UsageError
-from tracekit.plan.proof import arguments
-from tracekit.strategies import STRATEGIES, find
+from tracekit.plan.program_arguments import arguments
+from tracekit.strategies import find
 
 if TYPE_CHECKING:
     from tracekit.manifest import Manifest
@@ -32,15 +32,14 @@ CHANGES_SCHEMA = pl.Schema(
 
 
 def changes(manifest: Manifest, model: str) -> pl.DataFrame:
-    """What rank 0 allocates and frees in two steps of training `model` as the manifest says: CHANGES_SCHEMA.
+    """What rank 0 allocates and frees in the first steps of training `model` as the manifest says: CHANGES_SCHEMA.
 
     Raises:
         UsageError: the strategy cannot run without data, or the training program refuses an option.
     """
     strategy = find(manifest.strategy)
-    if not strategy.dry_run:
-        able = ", ".join(name for name, other in STRATEGIES.items() if other.dry_run)
-        raise UsageError(f"the memory of {strategy.name} cannot be planned whole: only {able} run without data")
+    if strategy.dry_step == "not at all":
+        raise UsageError(f"the memory of {strategy.name} cannot be planned whole: no step of it runs in one process")
     mesh = ",".join(f"{axis.axis}={axis.size}" for axis in manifest.mesh)
     program = ["--strategy", strategy.name, "--mesh", mesh, *arguments(manifest, model)]
     try:
@@ -50,4 +49,8 @@ def changes(manifest: Manifest, model: str) -> pl.DataFrame:
     schema = {name: CHANGES_SCHEMA[name] for name in CHANGES_SCHEMA.names() if name != "category"}
     rows = pl.DataFrame(printed["changes"], schema=schema, orient="row")
     categories = pl.Series("category", printed["categories"], pl.String)
-    return rows.with_columns(categories.gather(rows["storage"]))
+    rows = rows.with_columns(categories.gather(rows["storage"]))
+    # What forward makes and frees was not saved for backward.
+    short = (pl.col("phase").last() == "forward") & (pl.col("delta_bytes").sum() == 0)
+    passing = (pl.col("category") == "activations") & short.over("storage")
+    return rows.with_columns(pl.when(passing).then(pl.lit("temporaries")).otherwise("category").alias("category"))

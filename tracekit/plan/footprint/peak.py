@@ -30,7 +30,7 @@ WORKSPACES_BYTES = 2 * (32 << 20)
 
 
 class Replayed(NamedTuple):
-    """What a list of changes comes to, in bytes: the most alive at once by category, and the most reserved."""
+    """What a list of changes comes to, in bytes: the most alive in the last step by category, and the most reserved."""
 
     live: Counter[str]
     live_bytes: int
@@ -44,7 +44,9 @@ def replay(changes: pl.DataFrame, *, expandable: bool = False) -> Replayed:
     sizes: Counter[int] = Counter()
     alive: Counter[str] = Counter()
     live, most, at_most = 0, 0, Counter[str]()
-    for storage, delta, stream, category in changes.select("storage", "delta_bytes", "stream", "category").iter_rows():
+    last = changes["step"].max()
+    columns = ("storage", "delta_bytes", "stream", "category", "step")
+    for storage, delta, stream, category, step in changes.select(columns).iter_rows():
         if sizes[storage]:
             device.free(storage)
         sizes[storage] += delta
@@ -52,7 +54,7 @@ def replay(changes: pl.DataFrame, *, expandable: bool = False) -> Replayed:
             device.allocate(storage, sizes[storage], stream)
         alive[category] += delta
         live += delta
-        if live > most:
+        if step == last and live > most:
             most, at_most = live, alive.copy()
     return Replayed(+at_most, most, device.peak_allocated, device.peak_reserved)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def look(replica: Any, model: torch.nn.Module, optimizer: Any) -> Found:
         mesh=[("dp_replicate", size)],
         precision=Precision(storage, sends, None, storage),
         options=_options(replica, hooks),
-        held=(lambda: {"optimizer_state": list(_tensors(optimizer.optim.state))}) if sharded else None,
+        held=lambda: _held(replica, optimizer if sharded else None),
         learned=lambda: _learned(replica, optimizer if sharded else None),
         synced=lambda: bool(replica.require_backward_grad_sync),
     )
@@ -53,6 +53,21 @@ def _options(replica: Any, hooks: list[str]) -> dict[str, Any]:
         "static_graph": bool(replica.static_graph),
     }
     return found | ({"comm_hook": hooks[0]} if hooks else {})
+
+
+def _held(replica: Any, sharded: Any) -> dict[str, Iterable[torch.Tensor] | int]:
+    """The reducer's buckets, whose tensors are below Python, and the state inside a sharded optimizer."""
+    data: Mapping[str, Any] = replica._get_ddp_logging_data()  # noqa: SLF001 - torch tells its buckets nowhere else
+    text = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
+    buckets = sum(int(size) for size in text.split(",") if size.strip())
+    if replica.gradient_as_bucket_view:
+        # Gradients that are there are views of the buckets, and are counted as gradients.
+        storages = {
+            p.grad.untyped_storage().data_ptr(): p.grad for p in replica.module.parameters() if p.grad is not None
+        }
+        buckets = max(buckets - sum(grad.untyped_storage().nbytes() for grad in storages.values()), 0)
+    state = {} if sharded is None else {"optimizer_state": list(_tensors(sharded.optim.state))}
+    return {"collective_buffers": buckets, **state}
 
 
 def _name_of(hook: Any) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from tracekit.record.frameworks.found import UNKNOWN, Found, Precision, blocks
+from tracekit.record.frameworks.found import UNKNOWN, Found, Held, Precision, blocks
 from tracekit.record.names import dtype_name
 
 STRATEGIES = {1: "zero1-deepspeed", 2: "zero2", 3: "zero3-deepspeed"}
@@ -78,7 +77,14 @@ def _precision(engine: Any) -> tuple[str | None, str | None]:
     return dtype_name(dtype), dtype_name(reduce) if isinstance(reduce, torch.dtype) else dtype_name(dtype)
 
 
-def held(engine: Any, model: torch.nn.Module, stage: int) -> Callable[[], Mapping[str, Iterable[torch.Tensor]]]:
+def _buckets(zero: Any) -> list[torch.Tensor]:
+    """The buffers of a ZeRO optimizer's buckets: one of stage 3 from the start, lists that come and go of 1 and 2."""
+    buffers = [bucket.buffer for bucket in getattr(zero, "ipg_buckets", {}).values()]
+    found = [buffer for held in buffers for buffer in (held if isinstance(held, list) else [held])]
+    return [buffer for buffer in found if buffer is not None]
+
+
+def held(engine: Any, model: torch.nn.Module, stage: int) -> Held:
     """Tensors of the ZeRO optimizer outside model and torch's optimizer, by component."""
 
     def flat() -> dict[str, list[torch.Tensor]]:
@@ -87,7 +93,8 @@ def held(engine: Any, model: torch.nn.Module, stage: int) -> Callable[[], Mappin
             # BF16_Optimizer, which stage 1 with fp32 accumulation is, keeps the sums of whole gradients.
             gradients = list(getattr(zero, "fp32_groups_gradients_flat", []))
             return {"optimizer_state": list(zero.fp32_groups_flat_partition), "gradients": gradients}
-        return {"optimizer_state": list(getattr(zero, "single_partition_of_fp32_groups", []))}
+        state = list(getattr(zero, "single_partition_of_fp32_groups", []))
+        return {"optimizer_state": state, "collective_buffers": _buckets(zero)}
 
     def partitioned() -> dict[str, list[torch.Tensor]]:
         zero, parameters = engine.optimizer, list[Any](model.parameters())
@@ -95,6 +102,7 @@ def held(engine: Any, model: torch.nn.Module, stage: int) -> Callable[[], Mappin
             "parameters": [p.ds_tensor for p in parameters if getattr(p, "ds_tensor", None) is not None],
             "optimizer_state": list(zero.fp32_partitioned_groups_flat),
             "gradients": [zero.grad_partitions_flat_buffer],
+            "collective_buffers": _buckets(zero),
         }
 
     return partitioned if stage == 3 else flat

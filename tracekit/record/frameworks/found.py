@@ -14,7 +14,8 @@ Unit = tuple[str, bool | int | None]
 # Units in wrap order, each with the names of its modules.
 Units = list[tuple[Unit, list[str]]]
 Mesh = list[tuple[str, int]]
-Held = Callable[[], Mapping[str, Iterable[torch.Tensor]]]
+# Tensors by component, or the bytes of what a framework keeps below Python.
+Held = Callable[[], Mapping[str, Iterable[torch.Tensor] | int]]
 UNKNOWN = "unknown"
 
 
