@@ -177,6 +177,12 @@ TABLES = [
         needs=ALL_RANKS,
     ),
     Table("bandwidth", f"{_AT}bandwidth:bandwidth", "algorithm and bus bandwidth of each collective", needs=ALL_RANKS),
+    Table(
+        "link",
+        f"{_AT}timing.link:link",
+        "transfer time by size beside its fit α + c·√s + β·s, and bus bandwidth",
+        needs=ALL_RANKS,
+    ),
     Table("groups", f"{_AT}groups:groups", "the process groups and what each carried", needs=ALL_RANKS),
     Table(
         "concurrency",

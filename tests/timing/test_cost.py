@@ -171,3 +171,13 @@ def test_what_is_no_link_is_told(text):
 def test_a_link_is_written_as_it_is_read(link, text):
     assert str(link) == text
     assert parse_link(text) == link
+
+
+@pytest.mark.parametrize(
+    ("sizes", "terms"), [([10, 19], 1), ([10, 15, 19], 1), ([10, 20], 2), ([10, 30, 79], 2), ([10, 30, 80], 3)]
+)
+def test_noise_of_near_sizes_is_not_taken_for_another_term(sizes, terms):
+    # Of a curve that has all three terms.
+    made = fit(*calls(Curve(100_000.0, 800.0, 8.0), [s * 10_000 for s in sizes]))
+    assert sum(value > 0 for value in made.curve) == terms
+    assert made.beta > 0

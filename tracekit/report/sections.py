@@ -223,6 +223,7 @@ OUTLINES = [
             "stragglers": "Who came last",
             "skew": "Every collective on every rank",
             "bandwidth": "Bandwidth from transfer time",
+            "link": "Transfer time by size, beside its fit",
             "groups": "Process groups",
             "concurrency": "In flight at the same time",
             "mismatches": "Collectives that not every rank has",

@@ -34,6 +34,8 @@ _OUTSIDE = 0.1
 # Relative error from which a call counts for less: interrupts and slow starts are no property of the link.
 _ROBUST = 0.03
 _ROUNDS = 50
+# How many times larger the largest size must be than the smallest before noise is not mistaken for another term.
+_TWO_TERMS, _THREE_TERMS = 2, 8
 
 
 class Curve(NamedTuple):
@@ -194,8 +196,9 @@ def fit(
 ) -> Fit:
     """The cost of calls of these payloads that took these transfer times, without waits. Calls of no byte are left out.
 
-    α, c and β are the non-negative ones of least relative error, each call counting the less the farther off it is. Of
-    one size only β is fitted, of two α and β: more cannot be told apart.
+    α, c and β are the non-negative ones of least relative error to the median time of each size, which counts the less
+    the farther off it is. Of sizes less than twofold apart only β is fitted; less than eightfold, or of two sizes, α and
+    β: more cannot be told apart.
 
     Raises:
         UsageError: there is no call to fit.
@@ -204,30 +207,35 @@ def fit(
     if not pairs:
         raise UsageError(f"no transfer time of {kind} is known: {source}")
     sizes, times = (np.array(values, float) for values in zip(*pairs, strict=True))
-    distinct = np.unique(sizes)
-    curve = _curve(sizes, times)
-    medians = [float(np.median(times[sizes == s])) for s in distinct]
-    low, high = np.quantile(_unseen(sizes, times), [_OUTSIDE, 1 - _OUTSIDE])
+    points = _medians(sizes, times)
+    curve = _curve(*points)
+    low, high = np.quantile(_unseen(sizes, times, *points), [_OUTSIDE, 1 - _OUTSIDE])
     return Fit(
         curve,
         num_calls=len(pairs),
-        min_bytes=int(distinct[0]),
-        max_bytes=int(distinct[-1]),
+        min_bytes=int(sizes.min()),
+        max_bytes=int(sizes.max()),
         relative_low=min(0.0, float(low)),
         relative_high=max(0.0, float(high)),
         source=source,
         kind=kind,
         ranks=ranks,
-        corrections=tuple((int(s), t / curve.ns(float(s))) for s, t in zip(distinct, medians, strict=True)),
+        corrections=tuple((int(s), float(t) / curve.ns(float(s))) for s, t in zip(*points, strict=True)),
     )
 
 
+def _medians(sizes: Values, times: Values) -> tuple[Values, Values]:
+    """The distinct sizes, rising, and the median time of each."""
+    distinct = np.unique(sizes)
+    return distinct, np.array([np.median(times[sizes == s]) for s in distinct])
+
+
 def _curve(sizes: Values, times: Values) -> Curve:
-    """Non-negative least squares on relative errors, reweighted until no call's weight changes (soft l1)."""
+    """Non-negative least squares on relative errors, a time a size, reweighted until no weight changes (soft l1)."""
     from scipy.optimize import nnls
 
     terms = np.stack([np.ones_like(sizes), np.sqrt(sizes), sizes], axis=1) / times[:, None]
-    used = {1: [2], 2: [0, 2]}.get(len(np.unique(sizes)), [0, 1, 2])
+    used = _told_apart(sizes)
     terms = terms[:, used]
     scale = terms.max(axis=0)
     weights = np.ones(len(sizes))
@@ -245,29 +253,35 @@ def _curve(sizes: Values, times: Values) -> Curve:
     return Curve(*values)
 
 
-def _unseen(sizes: Values, times: Values) -> Values:
+def _told_apart(sizes: Values) -> list[int]:
+    """The terms of the curve that these sizes can tell apart: β; from sizes twofold apart on α too, of three all."""
+    spread = sizes[-1] / sizes[0]
+    if spread < _TWO_TERMS:
+        return [2]
+    return [0, 2] if len(sizes) == 2 or spread < _THREE_TERMS else [0, 1, 2]
+
+
+def _unseen(sizes: Values, times: Values, distinct: Values, medians: Values) -> Values:
     """Relative differences of calls from what is predicted for them by the others.
 
     A size between others is left out and predicted from them; calls of the smallest and the largest size, and of all
     where there are fewer than three, are held against the median of their own.
     """
-    distinct = np.unique(sizes)
     apart: list[Values] = []
     for place, s in enumerate(distinct):
-        here = sizes == s
-        expected = float(np.median(times[here]))
+        expected = float(medians[place])
         if 0 < place < len(distinct) - 1:
-            expected = interpolated(sizes[~here], times[~here], float(s))
-        apart.append(times[here] / expected - 1)
+            others = distinct != s
+            expected = _between(distinct[others], medians[others], float(s))
+        apart.append(times[sizes == s] / expected - 1)
     return np.concatenate(apart)
 
 
-def interpolated(sizes: Values, times: Values, nbytes: float) -> float:
+def _between(sizes: Values, times: Values, nbytes: float) -> float:
     """Time of a call of a size between those measured, in ns: the curve, corrected by its neighbours' errors."""
     curve = _curve(sizes, times)
-    distinct = np.unique(sizes)
-    factors = [math.log(float(np.median(times[sizes == s])) / curve.ns(s)) for s in distinct]
-    return curve.ns(nbytes) * math.exp(np.interp(math.log(nbytes), np.log(distinct), factors))
+    factors = [math.log(t / curve.ns(float(s))) for s, t in zip(sizes, times, strict=True)]
+    return curve.ns(nbytes) * math.exp(np.interp(math.log(nbytes), np.log(sizes), factors))
 
 
 def ring_steps(kind: str, ranks: int) -> int:

@@ -1,0 +1,1 @@
+"""Time of a run: the cost of its communication, its graph, and what would change it."""
