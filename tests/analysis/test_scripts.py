@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "analysis"
 FSDP2, ZERO2, HSDP = (ROOT / "traces" / name for name in ("fsdp2", "zero2", "hsdp"))
+DATA = Path(__file__).parent / "data"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "script")
 # The script, and arguments with which it has something to say.
 ANSWERS = {
@@ -25,8 +26,10 @@ ANSWERS = {
     "hta_beside_ours": [FSDP2],
     "memory_timeline": [ZERO2],
     "overlap_per_layer": [FSDP2],
-    "scaling": ["--model", "tiny"],
+    "bus_bandwidth": [DATA / "bus_bandwidth.csv"],
+    "scaling": [DATA / "step_times.csv"],
     "volume_beside_theory": [FSDP2, ZERO2, HSDP],
+    "volume_by_ranks": ["--model", "tiny"],
     "zero2_beside_fsdp2": [ZERO2, FSDP2],
 }
 DRAWN = sorted(set(ANSWERS) - {"hta_beside_ours"})
@@ -123,14 +126,52 @@ def test_hta_agrees_to_the_nanosecond(rows):
     assert {row["question"] for row in found} >= {"compute: time with any", "comm: sum of durations"}
 
 
-def test_scaling_is_the_closed_form_and_the_plan(rows):
-    found = {(row["strategy"], row["num_ranks"]): row for row in rows("scaling")}
+def test_volume_by_ranks_is_the_closed_form_and_the_plan(rows):
+    found = {(row["strategy"], row["num_ranks"]): row for row in rows("volume_by_ranks")}
     assert {ranks for _, ranks in found} == {8, 64, 512}
     # Four blocks; the root unit is not gathered again, and 64 ranks divide every dim 0.
     psi = ROOT_NUMEL + 4 * BLOCK_NUMEL
     assert found["fsdp2", 64]["plan_psi"] == pytest.approx(3 - ROOT_NUMEL / psi)
     assert found["ddp", 8]["theory_bytes"] == 16 * psi
     assert found["fsdp2", 64]["theory_bytes"] == round(theory.zero_memory_per_gpu(psi, 64, 3))
+
+
+def test_step_time_grows_with_the_latency_of_every_rank_and_call(rows):
+    found = {(row["model"], row["gpus"]): row for row in rows("scaling")}
+    # The table is made with α = 1 µs: 7b, of 32 layers, issues 3 x 33 calls a step, 1b, of 24, 2 x 25.
+    assert set(found) == {(model, gpus) for model in ("1b", "13b") for gpus in (256, 512)}
+    assert found["1b", 256]["step_s"] == pytest.approx(0.5 + 50 * 248e-6)
+    assert found["13b", 512]["step_s"] == pytest.approx(2 + 3 * 41 * 504e-6)
+    assert all(row["low_s"] <= row["step_s"] <= row["high_s"] for row in found.values())
+
+
+def test_what_cannot_be_scaled_is_one_sentence(started, tmp_path):
+    told = (DATA / "step_times.csv").read_text()
+    table = tmp_path / "table.csv"
+    wrong = {
+        told.replace("13b", "14b"): "how many layers 14b has is not known: give --layers 14b=N",
+        told.replace("SHARD_GRAD_OP", "NO_SHARD"): "1b is sharded by 'NO_SHARD'",
+        told.replace("7b,32", "3b,32"): "7b was measured on 2 sizes of the group",
+        told.replace("step_s", "seconds"): "there is no column step_s",
+    }
+    for text, sentence in wrong.items():
+        table.write_text(text)
+        code, out, err = started("scaling", table)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert sentence in err
+    assert started("scaling", DATA / "step_times.csv", "--layers", "1b=24", "--gpus", "64")[0] == 0
+
+
+def test_bus_bandwidth_between_measured_sizes(rows):
+    found = {row["bytes"]: row for row in rows("bus_bandwidth")}
+    assert sorted(found) == [2**k for k in range(20, 31)]
+    for nbytes, row in found.items():
+        # The table is made with 20 µs a call and 100 GB/s.
+        crossed = 2 * 7 / 8 * nbytes
+        assert row["busbw_gb_s"] == pytest.approx(crossed / (20_000 + crossed / 100), rel=1e-3)
+        assert row["low_gb_s"] <= row["busbw_gb_s"] <= row["high_gb_s"]
+        assert (row["measured_gb_s"] is None) == bool((nbytes.bit_length() - 1) % 2)
+    assert max(abs(row["error"]) for row in found.values() if row["error"] is not None) < 0.001
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
@@ -166,7 +207,7 @@ def test_help_says_what_it_answers_and_takes(started, name):
     assert first in " ".join(out.split())
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(ANSWERS) if name != "scaling"])
+@pytest.mark.parametrize("name", [name for name in sorted(ANSWERS) if name != "volume_by_ranks"])
 def test_a_wrong_path_is_one_sentence(started, tmp_path, name):
     code, out, err = started(name, tmp_path / "nowhere")
     assert (code, out, err.count("\n")) == (2, "", 1)
