@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 from polars import selectors as cs
 
-from tracekit.errors import TracekitError, UsageError
+from tracekit.errors import InputError, TracekitError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     import altair as alt
 
@@ -38,6 +38,20 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ArgumentTypeError(f"{text} is not a positive whole number")
     return int(text)
+
+
+def read_table(path: Path, columns: Sequence[str]) -> pl.DataFrame:
+    """A CSV file with these columns. Raises InputError where it is none."""
+    try:
+        table = pl.read_csv(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{path}: this is no table of columns with names: {str(error).splitlines()[0]}") from None
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise InputError(f"{path}: there is no column {', '.join(missing)}; needed are {', '.join(columns)}")
+    return table
 
 
 @contextmanager

@@ -197,8 +197,8 @@ def fit(
     """The cost of calls of these payloads that took these transfer times, without waits. Calls of no byte are left out.
 
     α, c and β are the non-negative ones of least relative error to the median time of each size, which counts the less
-    the farther off it is. Of sizes less than twofold apart only β is fitted; less than eightfold, or of two sizes, α and
-    β: more cannot be told apart.
+    the farther off it is. Of sizes less than twofold apart only β is fitted; less than eightfold, or of two sizes, α
+    and β: more cannot be told apart.
 
     Raises:
         UsageError: there is no call to fit.
