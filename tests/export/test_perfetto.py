@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 from fake_runs import PSI, STEP, US, empty_run, fake_run
 
-from tracekit.export.perfetto import counters, write_trace
+from tracekit.export.counters import counters, peaks
+from tracekit.export.perfetto import write_trace
 from tracekit.export.slices import exposed_slices, first_free_row, label_runs, slices, slices_of
 from tracekit.manifest import Manifest
 from tracekit.model.device_time import compute_cover
@@ -66,6 +67,10 @@ def test_one_process_a_rank_and_all_tracks_in_it(written):
         "communication",
         "exposed communication",
         "allocated memory",
+        "memory: gathered parameters",
+        "memory: optimizer state",
+        "memory: parameters",
+        "memory peak",
         "bytes moved",
     }
 
@@ -112,6 +117,17 @@ def test_counters_hold_memory_and_the_sum_of_known_payloads(written):
     memory = counters(run).filter(pl.col("name") == "allocated memory")["value"]
     # What was held (12 bytes a parameter) before the first allocation of 4,000.
     assert memory[0] == 12 * PSI + 4_000
+
+
+def test_the_peak_is_an_instant_with_its_bytes_by_category(written):
+    run = fake_run(num_ranks=1)
+    top = run.table("peak")
+    found = [packet for packet in written(run) if packet.track_event.type == packet.track_event.TYPE_INSTANT]
+    assert [packet.timestamp for packet in found] == [top["ts_ns"][0]]
+    event = found[0].track_event
+    assert event.name == peaks(run)["label"][0]
+    told = {note.name: note.int_value for note in event.debug_annotations}
+    assert told == {f"{category}, bytes": nbytes for category, nbytes in top.select("category", "bytes").rows()}
 
 
 def test_several_runs_begin_together_and_say_by_how_much_they_moved(written):

@@ -11,7 +11,16 @@ from planned_runs import run_as_planned
 from tracekit.analyzers.stages.pipeline import PIPELINE_SCHEMA
 from tracekit.errors import UsageError
 from tracekit.layer_names import NO_LAYER, ROOT
-from tracekit.report.drawing import chart_rows, chart_specs, style, thinning, timeline, vega_lite, waterfall
+from tracekit.report.drawing import (
+    chart_rows,
+    chart_specs,
+    memory_rows,
+    style,
+    thinning,
+    timeline,
+    vega_lite,
+    waterfall,
+)
 from tracekit.report.drawing.charts import CHARTS, chart
 
 pytestmark = pytest.mark.slow
@@ -310,7 +319,7 @@ def test_layers_are_in_the_order_of_their_numbers():
 
 
 def test_memory_keeps_the_peak_and_the_model_states():
-    drawn = chart_rows.memory_rows(fake_run(num_ranks=1))
+    drawn = memory_rows.memory_rows(fake_run(num_ranks=1))
     # ZeRO-2 of 6,000 parameters on one rank: 16 bytes each.
     assert drawn.more == {"level_mib": 16 * 6_000 / 2**20}
     _, peaks, label, *level = spec("memory", fake_run(num_ranks=1))["layer"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from tracekit.export.counters import counters, peaks
 from tracekit.export.slices import TRACKS, slices
 from tracekit.layer_names import ROOT
 
@@ -28,7 +29,6 @@ _SEQUENCE = 1  # any number but 0; packets of one sequence share the interned na
 _CHUNK_BYTES = 1 << 20
 _TEXTS = ("event", "layer", "phase", "kind", "group")
 _ARGUMENTS = ("step", *_TEXTS, "payload_bytes")
-_MEMORY_COUNTERS = {"allocated_bytes": "allocated memory", "reserved_bytes": "reserved memory"}
 _MAX_RANKS = 1_000_000  # ranks a run may have before the made-up process ids of two runs meet
 
 
@@ -57,42 +57,13 @@ def write_trace(runs: Sequence[Run], path: Path) -> None:
 def packets(runs: Sequence[Run]) -> Iterator[bytes]:
     """The serialised packets, in the order of the file."""
     frames = [(slices(run), counters(run)) for run in runs]
+    tops = [peaks(run) for run in runs]
     shifts = _shifts(frames)
     names = _names([frame for frame, _ in frames])
     yield _first_packet(names)
-    for number, (run, (frame, counts), shift) in enumerate(zip(runs, frames, shifts, strict=True)):
+    for number, (run, (frame, counts), top, shift) in enumerate(zip(runs, frames, tops, shifts, strict=True)):
         writer = _RunWriter(number, run.name if len(runs) > 1 else "", shift, names)
-        yield from writer.packets(frame, counts)
-
-
-def counters(run: Run) -> pl.DataFrame:
-    """The counters of a run: rank, name, device, `value` in bytes at `ts_ns`, in order of time.
-
-    Memory is the curve of `tracekit.analyzers.memory`. Bytes moved is the sum of the payloads of the collectives that
-    have ended, those with a known payload.
-    """
-    moved = (
-        run.collectives.filter(pl.col("dur_ns").is_not_null() & pl.col("payload_bytes").is_not_null())
-        .select("rank", ts_ns=pl.col("start_ns") + pl.col("dur_ns"), value="payload_bytes")
-        .sort("rank", "ts_ns", maintain_order=True)
-        .with_columns(
-            pl.col("value").cum_sum().over("rank"),
-            name=pl.lit("bytes moved"),
-            device=pl.lit(None, pl.String),
-        )
-    )
-    columns = ["rank", "name", "device", "ts_ns", "value"]
-    memory = (
-        run.table("memory")
-        .unpivot(list(_MEMORY_COUNTERS), index=["rank", "device", "ts_ns"], variable_name="name", value_name="value")
-        .with_columns(pl.col("name").replace(_MEMORY_COUNTERS))
-    )
-    kinds = (pl.Int32, pl.String, pl.String, pl.Int64, pl.Int64)
-    casts = [pl.col(column).cast(kind) for column, kind in zip(columns, kinds, strict=True)]
-    # An allocator that reserves nothing (the CPU's) has nothing to show.
-    used = pl.col("value").max().over("rank", "name", "device") > 0
-    parts = [part.select(casts).filter(used) for part in (memory, moved)]
-    return pl.concat(parts).drop_nulls(["ts_ns", "value"]).sort("rank", "name", "device", "ts_ns", maintain_order=True)
+        yield from writer.packets(frame, counts, top)
 
 
 class _RunWriter:
@@ -103,7 +74,7 @@ class _RunWriter:
         self.tracks: dict[TrackKey, int] = {}
         self.bodies: dict[tuple[Any, ...], bytes] = {}
 
-    def packets(self, frame: pl.DataFrame, counts: pl.DataFrame) -> Iterator[bytes]:
+    def packets(self, frame: pl.DataFrame, counts: pl.DataFrame, tops: pl.DataFrame) -> Iterator[bytes]:
         ranks = sorted({*frame["rank"].drop_nulls(), *counts["rank"].drop_nulls()})
         for rank in ranks:
             yield self._process(rank)
@@ -118,6 +89,7 @@ class _RunWriter:
             yield _stamped(start + self.shift, self._begin(uuid, row[5:-2]))
             yield _stamped(end + self.shift, self._end(uuid))
         yield from self._counter_packets(counts)
+        yield from self._peak_packets(tops)
 
     def _process(self, rank: int) -> bytes:
         packet = _packet()
@@ -147,14 +119,8 @@ class _RunWriter:
         return TrackKey(self.number, rank, "", None, None, 1)
 
     def _track(self, key: TrackKey, title: str) -> bytes:
-        packet = _packet()
-        track = packet.track_descriptor
-        track.uuid = self._uuid(key)
-        track.parent_uuid = self.tracks[self._folder_key(key.rank)]
         # Rows of one lane share a name: the viewer draws them as one track.
-        track.name = title
-        track.sibling_order_rank = TRACKS.index(key.track)
-        return packet.SerializeToString()
+        return self._named_track(key, title, TRACKS.index(key.track))
 
     def _counter_packets(self, counts: pl.DataFrame) -> Iterator[bytes]:
         titles = _titles(counts.select("rank", "name", "device", lane=pl.lit(None, pl.String)))
@@ -175,6 +141,30 @@ class _RunWriter:
             packet.track_event.track_uuid = self.tracks[key]
             packet.track_event.counter_value = value
             yield packet.SerializeToString()
+
+    def _peak_packets(self, tops: pl.DataFrame) -> Iterator[bytes]:
+        """An instant where each device held most, on a track of its rank, with the bytes by category."""
+        for rank, device, ts, *what in tops.iter_rows():
+            key = TrackKey(self.number, rank, "memory peak", device, None, 0)
+            several = tops.filter(rank=rank).height > 1
+            yield self._named_track(key, f"memory peak · {device}" if several else "memory peak", len(TRACKS) + 1)
+            packet = _packet()
+            packet.timestamp = ts + self.shift
+            event = packet.track_event
+            event.type, event.track_uuid, event.name = event.TYPE_INSTANT, self.tracks[key], what[0]
+            for category, nbytes in zip(*what[1:], strict=True):
+                note = event.debug_annotations.add()
+                note.name, note.int_value = f"{category}, bytes", nbytes
+            yield packet.SerializeToString()
+
+    def _named_track(self, key: TrackKey, title: str, place: int) -> bytes:
+        packet = _packet()
+        track = packet.track_descriptor
+        track.uuid = self._uuid(key)
+        track.parent_uuid = self.tracks[self._folder_key(key.rank)]
+        track.name = title
+        track.sibling_order_rank = place
+        return packet.SerializeToString()
 
     def _uuid(self, key: TrackKey) -> int:
         """A number of its own for the track, the same in every writing of the same runs."""

@@ -256,7 +256,7 @@ OUTLINES = [
         "Where the memory went",
         "What a rank held over time, beside what the closed form of its ZeRO stage asks for: parameters, gradients and "
         "optimizer state at once. Between steps gradients may be gone, so the curve can dip below it.",
-        ("memory", "peak"),
+        ("memory", "memory-categories", "peak"),
         {
             "model-states": "The model states, part by part",
             "peak": "The peak, part by part",

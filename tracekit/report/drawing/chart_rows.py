@@ -16,16 +16,15 @@ from tracekit.analyzers.causes.advice import CAUSES
 from tracekit.analyzers.complete_steps import of_complete_steps
 from tracekit.layer_names import layer_label
 from tracekit.report.drawing import style, thinning
-from tracekit.report.drawing.thinning import mib, ms
+from tracekit.report.drawing.thinning import ms
 from tracekit.text import plain_line
 from tracekit.theory import passes_by_kind, strategy_stage
-from tracekit.units import BYTES_PER_MIB, NS_PER_MS
+from tracekit.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from tracekit.model.run import Run
 
 MAX_BARS = 48
-MAX_CURVES = 8
 
 _PHASES = {"forward": 0, "backward": 1, "optimizer": 2, "other": 3}
 _PARTS = {
@@ -96,7 +95,7 @@ def overlap_rows(run: Run) -> Drawn:
         row=pl.format("{} · {}", "layer", "phase"),
         order=thinning.place("phase", _PHASES) * len(order) + thinning.place("layer", order),
     )
-    return _few_ranks(rows.sort("order", "rank", "activity"))
+    return few_ranks(rows.sort("order", "rank", "activity"))
 
 
 def breakdown_rows(run: Run) -> Drawn:
@@ -150,7 +149,7 @@ def waiting_rows(run: Run) -> Drawn:
             place=thinning.place("part", {part: place for place, part in enumerate(style.WAITING)}),
         )
     )
-    return _few_ranks(rows.sort("order", "place"))
+    return few_ranks(rows.sort("order", "place"))
 
 
 def comparison_rows(runs: list[Run]) -> Drawn:
@@ -162,47 +161,6 @@ def comparison_rows(runs: list[Run]) -> Drawn:
         labelled = mean.with_columns(run=pl.lit(name), order=pl.lit(order, pl.Int64))
         parts.append(_parts(labelled, ["run", "order", "step_ns"]).drop("step_ns"))
     return Drawn(pl.concat(parts))
-
-
-def memory_rows(run: Run) -> Drawn:
-    """Allocated memory over time of the first ranks, and the model states, which must be held at least."""
-    curve = _accelerators(run.table("memory")).drop_nulls("allocated_bytes")
-    series = curve.select("rank", "device").unique().sort("rank", "device")
-    shown = series.head(MAX_CURVES)
-    origin = run.steps["start_ns"].min() if run.steps.height else curve["ts_ns"].min()
-    origin = origin if isinstance(origin, int) else 0
-    limit = thinning.MAX_ROWS // max(shown.height, 1)
-    several = series["device"].n_unique() > series["rank"].n_unique()
-    parts = [
-        thinning.thin_curve(rows.sort("ts_ns", maintain_order=True), "allocated_bytes", limit)
-        for _, rows in curve.join(shown, on=["rank", "device"], how="semi").group_by(
-            "rank", "device", maintain_order=True
-        )
-    ]
-    drawn = pl.concat(parts) if parts else curve
-    name = pl.format("rank {} · {}", "rank", "device") if several else pl.format("rank {}", "rank")
-    rows = drawn.select("rank", series=name, t_ms=ms("ts_ns", origin), mib=mib("allocated_bytes"))
-    theory = run.table("model-states").filter(pl.col("component") == "total")["theory_bytes"].max()
-    notes: list[str] = []
-    if drawn.height < curve.height:
-        notes.append(f"{drawn.height:,} of {curve.height:,} points are drawn, with every peak and trough.")
-    if series.height > shown.height:
-        notes.append(f"The first {shown.height} of {series.height} curves are drawn.")
-    return Drawn(rows, " ".join(notes), {"level_mib": theory / BYTES_PER_MIB} if isinstance(theory, int) else None)
-
-
-def peak_rows(run: Run) -> Drawn:
-    """Memory of each rank at its peak by category, largest category first."""
-    table = _accelerators(run.table("peak")).with_columns(series=pl.format("rank {}", "rank"))
-    order = (
-        table.group_by("category")
-        .agg(pl.col("bytes").max().alias("_size"))
-        .sort("_size", "category", descending=[True, False])
-    )
-    ranked = table.join(order.with_row_index("order"), on="category", how="left").sort("rank", "order")
-    rows = ranked.select("rank", "series", "category", pl.col("order").cast(pl.Int64), mib=mib("bytes"))
-    rows = rows.with_columns(pl.col("category").str.replace_all("_", " ", literal=True))
-    return _few_ranks(rows)
 
 
 def run_names(runs: list[Run]) -> list[str]:
@@ -251,7 +209,7 @@ def _parts(table: pl.DataFrame, index: list[str]) -> pl.DataFrame:
     )
 
 
-def _few_ranks(rows: pl.DataFrame) -> Drawn:
+def few_ranks(rows: pl.DataFrame) -> Drawn:
     """As many whole ranks as a chart holds."""
     ranks = rows["rank"].unique().sort().to_list()
     most = max(thinning.MAX_ROWS * max(len(ranks), 1) // max(rows.height, 1), 1)
@@ -261,7 +219,7 @@ def _few_ranks(rows: pl.DataFrame) -> Drawn:
     return Drawn(kept, f"The first {most} of {len(ranks)} ranks are drawn; report.json has all of them.")
 
 
-def _accelerators(table: pl.DataFrame) -> pl.DataFrame:
+def accelerators(table: pl.DataFrame) -> pl.DataFrame:
     """The rows of accelerators where there are any, else those of the CPU."""
     accelerators = table.filter(pl.col("device") != "cpu")
     return accelerators if not accelerators.is_empty() else table

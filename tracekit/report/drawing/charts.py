@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.errors import UsageError
-from tracekit.report.drawing import chart_rows, chart_specs, device_rows, timeline, waterfall
+from tracekit.report.drawing import chart_rows, chart_specs, device_rows, memory_rows, memory_specs, timeline, waterfall
 from tracekit.report.drawing.chart_rows import Drawn
 from tracekit.report.drawing.vega_lite import Spec
 
@@ -151,11 +151,17 @@ CHARTS = {
     ),
     "memory": Chart(
         "Memory over time",
-        chart_rows.memory_rows,
-        chart_specs.memory,
+        memory_rows.memory_rows,
+        memory_specs.memory,
         "The trace has no memory events: record with profile_memory to have the curve.",
         lambda rows: rows["mib"].max(),
     ),
-    "peak": Chart("Memory at its peak", chart_rows.peak_rows, chart_specs.peak, caption="At the peak"),
+    "memory-categories": Chart(
+        "Memory by category",
+        memory_rows.category_rows,
+        memory_specs.by_category,
+        caption="The device that held most, by what its memory was for",
+    ),
+    "peak": Chart("Memory at its peak", memory_rows.peak_rows, memory_specs.peak, caption="At the peak"),
 }
 """By name, in the order of the page."""

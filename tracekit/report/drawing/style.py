@@ -61,6 +61,21 @@ LEDGER = {
 
 PHASES = {"forward": "#b9cfe4", "backward": "#8fa9c4", "optimizer": "#c9c3dd", "other": "#dfe3e8"}
 
+#: What memory is for, from what is held through a step to what comes and goes in it.
+MEMORY = {
+    "before the window": "#8a8f98",
+    "parameters": "#2f5d8a",
+    "optimizer state": "#6f9bc4",
+    "buffers": "#b9cfe4",
+    "gradients": "#57a773",
+    "gradient buffers": "#9bcfae",
+    "gathered parameters": "#b05a8f",
+    "collective buffers": "#d7a3c4",
+    "activations": "#e69f00",
+    "temporaries": "#f0cf8c",
+    "unknown": "#d9512c",
+}
+
 #: Colours without a meaning of their own: ranks, runs, categories of memory.
 SERIES = ["#2f5d8a", "#e69f00", "#57a773", "#b05a8f", "#8ec6e6", "#c9b458", "#d9512c", "#6b7280"]
 
