@@ -80,6 +80,14 @@ def command(
         ),
     ] = None,
     table: Annotated[Table, typer.Option(help="What to print.")] = Table.COLLECTIVES,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What fits in so much memory, as 80GB or 79GiB: the largest batch, and what to change.",
+            show_default=False,
+        ),
+    ] = None,
     prove: Annotated[bool, typer.Option("--prove", help="Run torch's own code and compare every call.")] = False,
     form: FormatOption = None,
     output: OutputOption = None,
@@ -113,23 +121,29 @@ def command(
     calls = expected(manifest)
     if prove:
         _prove(manifest, calls, model)
-    frame = _table(table, manifest, calls, model)
     totals = summary.totals(calls)
+    multiple = totals["passes_numel"] / manifest.psi if manifest.psi else 0
+    if fit is not None:
+        frame, name, title = _fit(manifest, model, fit)
+    else:
+        frame, name = _table(table, manifest, calls, model), table.value
+        title = (
+            f"{strategy}, Ψ = {manifest.psi:,}: {totals['num_collectives']:,} collectives a step, "
+            f"{totals['passes_numel']:,} elements ({multiple:.4f}Ψ), payload {totals['payload_bytes']:,} bytes, "
+            f"on the wire {totals['wire_bytes']:,} bytes a rank"
+        )
     about = {"strategy": strategy, "mesh": {axis.axis: axis.size for axis in manifest.mesh}, "psi": manifest.psi}
     shown = frame.head(_ROWS_FOR_PEOPLE) if pick_format(form, output) is Format.TABLE else frame
     cut = f"; the first {shown.height} of {frame.height:,} rows" if shown.height < frame.height else ""
-    multiple = totals["passes_numel"] / manifest.psi if manifest.psi else 0
     out.write(
         shown,
-        table=f"plan-{table.value}",
+        table=f"plan-{name}",
         about={**about, "totals": totals},
         chosen=form,
         output=output,
         force=force,
         runs=[] if params_from is None else [params_from],
-        title=f"{strategy}, Ψ = {manifest.psi:,}: {totals['num_collectives']:,} collectives a step, "
-        f"{totals['passes_numel']:,} elements ({multiple:.4f}Ψ), payload {totals['payload_bytes']:,} bytes, "
-        f"on the wire {totals['wire_bytes']:,} bytes a rank{cut}",
+        title=f"{title}{cut}",
     )
 
 
@@ -145,6 +159,35 @@ def _table(table: Table, manifest: Manifest, calls: pl.DataFrame, model: str | N
     if table is Table.VOLUME:
         return summary.volume(calls, manifest.psi)
     return plan.terms(manifest) if table is Table.TERMS else calls
+
+
+def _fit(manifest: Manifest, model: str | None, text: str) -> tuple[pl.DataFrame, str, str]:
+    """What fits in that much memory, the name of that table, and the answer in a sentence."""
+    from tracekit.cli.console import progress
+    from tracekit.plan.footprint import fitting
+    from tracekit.units import size
+
+    if model is None:
+        raise UsageError("--fit runs a step of a model: give --model")
+    capacity = fitting.parse_size(text)
+    require("record", "--fit")
+    with progress("running steps without training") as tell:
+        table = fitting.fitting(manifest, model, capacity, tell)
+    asked = table.row(0, named=True)
+    says = {"yes": "fits", "no": "does not fit", "maybe": "may or may not fit"}[asked["fits"]]
+    title = (
+        f"{manifest.strategy}, batch {asked['batch_size']}: reserves {size(asked['reserved_bytes'])} "
+        f"({size(asked['low_bytes'])} to {size(asked['high_bytes'])}) and {says} in {size(capacity)}"
+    )
+    change = fitting.first_change(table)
+    if asked["fits"] != "yes":
+        title += "; nothing that was tried fits" if change is None else f"; change first: {_said(change, table)}"
+    return table, "fit", title
+
+
+def _said(change: str, table: pl.DataFrame) -> str:
+    row = table.filter(edit=change).row(-1, named=True)
+    return f"{change} {row['batch_size']}" if change == "largest batch" else change
 
 
 def _manifest(
