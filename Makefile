@@ -8,7 +8,7 @@ CHECKED := tracekit runners analysis tests setup.py
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast coverage lint types pytest fuzz fuzz-ledger bench-read bench-analyse bench-process bench-linear browser \
+.PHONY: help setup demo test test-fast coverage lint types pytest fuzz fuzz-ledger bench-read bench-analyse bench-process bench-linear browser lab \
   docs-tables docs-strategies claims clean
 
 help: ## list the targets
@@ -54,6 +54,9 @@ bench-process: $(STAMP) ## time of whole commands, imports included, side by sid
 
 bench-linear: $(STAMP) ## time and memory of all tables and the report against the number of events and of ranks
 	$(BIN)/python tests/bench/linear.py
+
+lab: $(STAMP) ## record STRATEGY (fsdp2) on HOSTS (2) in namespaces of this machine, links of RATE (1gbit); needs root
+	$(BIN)/python -m runners.lab --hosts $(or $(HOSTS),2) --rate $(or $(RATE),1gbit) --strategy $(or $(STRATEGY),fsdp2) $(ARGS)
 
 docs-tables: $(STAMP) ## write docs/tables.md, the reference of all tables, from the registry
 	$(BIN)/python -m tracekit.export.table_reference docs/tables.md
