@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 #: Each is a module here that adds itself to the program, in the order of the help.
-COMMANDS = ("demo", "record", "report", "show", "ledger", "plan", "predict", "view")
+COMMANDS = ("demo", "record", "report", "show", "ledger", "plan", "predict", "export", "view")
 
 _COMPLETING = "_TRACEKIT_COMPLETE"
 _WRONG_INPUT = 2

@@ -103,6 +103,11 @@ class Run:
         """The cycles that were recorded; one of them was read."""
         return self._files["cycle"].unique().sort().to_list()
 
+    @property
+    def files(self) -> list[Path]:
+        """The trace files that were read."""
+        return self._traces.paths
+
     @cached_property
     def ranks(self) -> pl.DataFrame:
         """The files of the run with what was found in each: RANKS_SCHEMA."""
