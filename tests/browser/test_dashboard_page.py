@@ -47,8 +47,8 @@ def test_every_chart_is_drawn_and_fits(open_page, report, size):
     page = opened(open_page, report, size)
     places = page.locator(".chart").count()
     assert page.evaluate(DRAWN) == str(places)
-    assert places == 23  # comparison, and eleven of each run
-    assert page.locator(".chart svg").count() == 21
+    assert places == 25  # comparison, and twelve of each run
+    assert page.locator(".chart svg").count() == 23
     assert page.locator(".chart canvas").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
     wide = (

@@ -133,3 +133,11 @@ def test_a_backends_copy_is_gone_when_the_backend_is_done(tmp_path):
     events = [*call, memory(120, 1024, 0xA, 1024), memory(190, 8, 0x9000, 1032)]
     run = tracekit.open(write(tmp_path / "r.json", [*STEP, *events]))
     assert run.blocks["end_ns"][0] == 152_000
+
+
+def test_an_event_without_a_time_is_listed_and_changes_nothing(tmp_path):
+    lost = memory(30, 4096, 0xB, 4160)
+    lost["ts"] = "x"
+    run = tracekit.open(write(tmp_path / "r.json", [*STEP, memory(20, 64, 0xA, 64), lost]))
+    assert run.blocks["bytes"].to_list() == [64]
+    assert run.table("memory")["allocated_bytes"].to_list() == [64]

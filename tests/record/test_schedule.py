@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tracekit.record import RecordError, Schedule
+from tracekit.record.schedule import checked
 
 
 def test_states_of_two_cycles():
@@ -30,3 +31,9 @@ def test_a_window_of_one_step_is_saved_by_that_step():
 def test_schedules_that_never_record_are_refused(values, text):
     with pytest.raises(RecordError, match=text):
         Schedule(*values)
+
+
+def test_a_schedule_of_the_profiler_is_refused_in_a_sentence():
+    assert checked(None) == Schedule()
+    with pytest.raises(RecordError, match=r"schedule is a function, .* give tracekit.record.Schedule\(wait=1"):
+        checked(lambda step: None)

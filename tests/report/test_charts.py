@@ -5,7 +5,7 @@ from copy import copy
 import polars as pl
 import pytest
 from fake_runs import US, empty_run, fake_run
-from fakes import SMALL, collective, manifest_of, parameter
+from fakes import SMALL, collective, manifest_of, parameter, run_of
 from planned_runs import run_as_planned
 
 from tracekit.analyzers.stages.pipeline import PIPELINE_SCHEMA
@@ -344,3 +344,8 @@ def test_lanes_name_the_device_only_where_a_rank_has_several():
         device=pl.when(pl.col("class") == "comm").then(pl.lit("cuda:1")).otherwise(pl.lit("cuda:0"))
     )
     assert "0 compute cuda:0" in timeline.rows(run).rows["row"]
+
+
+def test_a_curve_that_never_leaves_zero_has_no_peak_to_draw():
+    run = run_of(allocations=[{"ts_ns": 1, "delta_bytes": 0, "category": "temporaries", "device": "cpu"}])
+    assert memory_rows.category_rows(run).rows.is_empty()

@@ -24,7 +24,7 @@ from tracekit.record.held import Held, held_bytes
 from tracekit.record.hooks import ForwardMarks, GradOrder
 from tracekit.record.names import clean_name, inner_optimizer, named_modules, wrappers
 from tracekit.record.observed import MicroBatches, sync_option
-from tracekit.record.schedule import Schedule, State
+from tracekit.record.schedule import Schedule, State, checked
 from tracekit.record.signals import Signals
 from tracekit.record.told import Told, settle, with_modules
 
@@ -80,7 +80,7 @@ class Recorder:
         overwrite: bool = False,
     ) -> None:
         self.path = Path(path)
-        self.schedule = schedule or Schedule()
+        self.schedule = checked(schedule)
         self._wrapped, self._model = (chain := wrappers(model))[0], chain[-1]
         self._optimizer, self._held = optimizer, held
         self._options, self._micro_batches = describe.as_json(options or {}), micro_batches

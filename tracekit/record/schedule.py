@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tracekit.record.errors import RecordError
 
@@ -57,3 +57,16 @@ class Schedule:
         """The first and the last recorded step of a cycle, both included."""
         end = (cycle + 1) * self.cycle_steps
         return end - self.active, end - 1
+
+
+def checked(schedule: Any) -> Schedule:
+    """The schedule, or the default for None. Raises RecordError for another thing, as torch.profiler's function is."""
+    if schedule is None:
+        return Schedule()
+    if not isinstance(schedule, Schedule):
+        kind = type(schedule).__name__
+        raise RecordError(
+            f"schedule is a {kind}, which cannot be asked how long it is: give "
+            "tracekit.record.Schedule(wait=1, warmup=1, active=3)"
+        )
+    return schedule

@@ -67,7 +67,9 @@ def memory(run: Run) -> pl.DataFrame:
     names = categories(run)
     *fixed, before = MEMORY_SCHEMA
     schema = {name: MEMORY_SCHEMA.get(name, pl.Int64()) for name in (*fixed, *map(column_of, names), before)}
-    rows = pl.concat([run.allocations, _unseen_frees(run)], how="diagonal").sort(*_PLACE, "ts_ns", maintain_order=True)
+    rows = pl.concat([run.allocations.drop_nulls("ts_ns"), _unseen_frees(run)], how="diagonal").sort(
+        *_PLACE, "ts_ns", maintain_order=True
+    )
     curves = [
         _curve(part, _baseline(part, run.manifest), names) for _, part in rows.group_by(_PLACE, maintain_order=True)
     ]

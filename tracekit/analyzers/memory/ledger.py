@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit import common_columns as c
 from tracekit.analyzers.memory.curve import HELD_CATEGORIES
-from tracekit.analyzers.memory.model_states import HELD
+from tracekit.analyzers.memory.model_states import held_on
 from tracekit.analyzers.memory.peak import RESERVED
 from tracekit.dtypes import ITEM_SIZES
 from tracekit.model.memory.categories import BEFORE_WINDOW, UNKNOWN
@@ -61,33 +61,38 @@ def memory_ledger(run: Run) -> pl.DataFrame:
     Empty without a manifest, a closed form or recorded memory.
     """
     states, peak = run.table("model-states"), run.table("peak")
-    rows = [
-        (rank, device, *line)
-        for (rank, device), top in peak.group_by("rank", "device", maintain_order=True)
-        for line in _lines(run, int(str(rank)), dict(top.select("category", "bytes").iter_rows()), states)
-    ]
+    rows: list[tuple[object, ...]] = []
+    for (rank, device), top in peak.group_by("rank", "device", maintain_order=True):
+        parts = dict(top.select("category", "bytes").iter_rows())
+        rows += [(rank, device, *line) for line in _lines(run, (int(str(rank)), str(device)), parts, states)]
     return pl.DataFrame(rows, schema=MEMORY_LEDGER_SCHEMA, orient="row")
 
 
-def _lines(run: Run, rank: int, peak: dict[str, int], states: pl.DataFrame) -> Iterator[_Line]:
+def _lines(run: Run, place: tuple[int, str], peak: dict[str, int], states: pl.DataFrame) -> Iterator[_Line]:
     """The terms of one device; none where the recorder measured another one, or no closed form applies."""
+    rank, device = place
     theory = dict(states.filter(rank=rank).select("component", "theory_bytes").iter_rows())
     planned = _planned(run, rank)
-    measured = {name: peak.get(HELD_CATEGORIES[name], 0) for name in HELD}
-    if run.manifest is None or not theory or not planned or not measured["parameters"]:
+    measured = held_on(run.manifest, rank, device)
+    if run.manifest is None or not theory or not planned or not measured or not peak.get("parameters"):
         return
     item = ITEM_SIZES.get(run.manifest.precision.storage_dtype or "float32", 4)
     # bfloat16 parameters and gradients, and 12 bytes of state of which 4 are a copy of the parameters in float32.
     longer, copies = (theory["parameters"] * item // 2 - theory["parameters"]), theory["optimizer_state"] // 3
     yield from _state("parameters", theory, (LONGER, longer), planned, measured)
-    yield from _gradients(theory["gradients"], measured["gradients"])
+    yield from _gradients(theory["gradients"], peak.get("gradients", 0))
     yield from _state("optimizer_state", theory, (NO_COPY, -copies if item == 4 else 0), planned, measured)
     yield from _kept("buffers", "of the model", planned["buffers"], measured["buffers"])
     # Recorders before this term did not measure them.
     always = min(planned["collective_buffers"], measured["collective_buffers"])
     yield from _kept("collective buffers", "buckets that are kept", always, always)
-    inside = {**peak, "collective buffers": measured["collective_buffers"] - always}
+    inside = {**peak, "collective buffers": peak.get("collective buffers", 0) - always}
     yield from (_Line(name, "step", term, inside[name]) for name, term in _INSIDE.items() if inside.get(name))
+    for name in ("parameters", "optimizer_state", "buffers"):
+        since = peak.get(HELD_CATEGORIES[name], 0) - measured[name]
+        if since:
+            term = "made since the recording began" if since > 0 else "freed since the recording began"
+            yield _Line(HELD_CATEGORIES[name], "step", term, since)
     for name, term in ((UNKNOWN, "no rule tells what it was for"), (BEFORE_WINDOW, "was there before, without a name")):
         if peak.get(name):
             yield _Line(name, "unexplained", term, peak[name])

@@ -60,7 +60,7 @@ def blocks(
     )
     calls = calls.join(ran, on=[*RUN, "call"], how="left", maintain_order="left")
     # Each time that a phase is entered anew.
-    rows = located.with_columns(pl.struct(*RUN, "step", "phase").rle_id().alias("stretch"))
+    rows = located.drop_nulls("ts_ns").with_columns(pl.struct(*RUN, "step", "phase").rle_id().alias("stretch"))
     came = with_makers(rows.filter(pl.col("delta_bytes") > 0), kinds, calls)
     came = with_ends(came, rows)
     ended = latest(came, "end_ns", rows.select(*RUN, "ts_ns", "phase", "stretch"), "ts_ns", RUN)

@@ -73,7 +73,8 @@ def peak_rows(run: Run) -> Drawn:
 def category_rows(run: Run) -> Drawn:
     """What the device that held most held over time, by category; phases of the step, and the peak beside them."""
     curve = accelerators(run.table("memory")).drop_nulls("allocated_bytes")
-    if curve.is_empty():
+    # A curve that never leaves 0 has no peak.
+    if curve.is_empty() or not (curve["allocated_bytes"] > 0).any():
         return Drawn(pl.DataFrame(schema=_ROWS), "", {name: pl.DataFrame(schema=_BESIDE[name]) for name in _BESIDE})
     rank, device = curve.sort("allocated_bytes").select("rank", "device").row(-1)
     whole = curve.filter(rank=rank, device=device).sort("ts_ns", maintain_order=True)

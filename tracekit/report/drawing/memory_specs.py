@@ -129,13 +129,14 @@ def by_category(
         "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": style.QUIET},
         "encoding": {"x": x, "y": quantitative("mib"), "tooltip": [nominal("line"), quantitative("mib", title="MiB")]},
     }
-    where = {"x": x, "y": quantitative("mib"), "text": nominal("label")}
+    at = {"x": x, "y": quantitative("mib")}
+    where = {**at, "text": nominal("label")}
     # Beside the point, on the side where there is more room.
     early = peak.is_empty() or bool((frame["t_ms"] > 2 * peak["t_ms"][0]).any())
     text: Any = {"type": "text", "align": "left" if early else "right", "dx": 8 if early else -8, "fontWeight": 600}
     text["limit"] = {"expr": "0.9 * width"}
     marks = [
-        {"data": vl.rows(peak), "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1}, "encoding": where},
+        {"data": vl.rows(peak), "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1}, "encoding": at},
         {"data": vl.rows(peak), "mark": {**text, "stroke": "white", "strokeWidth": 4}, "encoding": where},
         {"data": vl.rows(peak), "mark": text, "encoding": where},
     ]
