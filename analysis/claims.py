@@ -1,4 +1,4 @@
-"""Common claims about what ZeRO and FSDP send, answered from recorded and proved numbers: `make claims`.
+"""Common claims about what ZeRO and FSDP send and hold, answered from recorded and proved numbers: `make claims`.
 
 Every number on the page comes from a run that the training programs record over gloo on this machine (those that the
 folder lacks are recorded, which takes minutes), from the plan, or from torch's own code run for N ranks in one process.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import script
 from zero_claims.answers import claims
+from zero_claims.memory import memory_claims
 from zero_claims.page import made_of, page
 from zero_claims.recorded import opener, proofs
 
@@ -30,7 +31,7 @@ def main() -> None:
     given = parser.parse_args()
     runs: dict[str, Run] = {}
     with script.one_sentence():
-        answered = claims(opener(given.runs, runs))
+        answered = [*claims(opener(given.runs, runs)), *memory_claims()]
         proved = [] if given.no_prove else list(proofs())
         given.output.parent.mkdir(parents=True, exist_ok=True)
         given.output.write_text(page(answered, proved, list(made_of(runs, proved))), encoding="utf-8")

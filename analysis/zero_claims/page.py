@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 def page(answered: Sequence[Claim], proved: Sequence[str], made: Sequence[str] = ()) -> str:
     """The claims as a Markdown page; `made` says with what."""
     parts = [
-        "# What is said about the volume of ZeRO and FSDP, and what was measured",
+        "# What is said about the volume and memory of ZeRO and FSDP, and what was measured",
         (
             "Recorded numbers are those of a small decoder (`nano`) on two to four ranks over gloo, rank 0, its first "
             "recorded step; `odd` is a model whose shapes divide by nothing. A run is called by its strategy and "
             "options. Elements count once a pass, so an all-reduce counts twice; flags and norms of "
-            "single elements do not decide a verdict."
+            "single elements do not decide a verdict. Planned memory is that of a step of the strategy's own code, run "
+            "in one process for N ranks (`tracekit plan --table memory`)."
         ),
     ]
     for claim in answered:

@@ -5,6 +5,7 @@ Every verdict begins with "holds", "holds when", "does not hold" or, where the n
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracekit.analyzers.ledger import EMULATED, LOOPS
@@ -142,3 +143,43 @@ def _sorted(holding: list[str], others: list[str]) -> str:
 
 def _breaks(number: int) -> str:
     return f"{number} graph break{'' if number == 1 else 's'}"
+
+
+def inverse(held: dict[int, int]) -> str:
+    """Whether bytes times N stay the same, within 1 %: padding and counters are allowed for."""
+    least, most = (pick(size * n for n, size in held.items()) for pick in (min, max))
+    return "holds" if most <= 1.01 * least else f"does not hold: N times the bytes goes from {least:,} to {most:,}"
+
+
+def constant(found: dict[int, int]) -> str:
+    """Whether a number stays the same over N, within 1 %."""
+    least, most = min(found.values()), max(found.values())
+    return "holds" if most <= 1.01 * least else f"does not hold: they go from {least:,} to {most:,} bytes"
+
+
+def smaller(after: int, before: int) -> str:
+    """Whether a number fell, and to what share."""
+    return f"holds: {after / before:.0%} are left" if after < before else "does not hold: they do not fall"
+
+
+def larger(one: int, other: int) -> str:
+    """Whether the first is larger."""
+    how = f"{one:,} bytes against {other:,}"
+    return f"holds: {how}" if one > other else f"does not hold here: {how}"
+
+
+def growth(found: dict[int, int]) -> str:
+    """How a number grows with its key, by the last doubling: in proportion, squared, or between."""
+    *_, (before, few), (after, many) = sorted(found.items())
+    power = math.log(many / few) / math.log(after / before)
+    if power > 1.9:
+        return "holds"
+    shape = "in proportion" if 0.9 <= power <= 1.1 else f"as the length to the power of {power:.2f}"
+    return f"does not hold with a fused attention kernel: they grow {shape}"
+
+
+def left(kept: dict[str, tuple[int, int]], gone: dict[str, tuple[int, int]]) -> str:
+    """Whether some numbers stay, within 1 %, while of the others less than a fiftieth is left."""
+    odd = [name for name, (few, many) in kept.items() if abs(many - few) > 0.01 * few]
+    odd += [name for name, (few, many) in gone.items() if many > 0.02 * few]
+    return "holds" if not odd else f"does not hold: {', '.join(odd)} do otherwise"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import polars as pl
 
 from tracekit.errors import InputError
 from tracekit.read import processes
-from tracekit.read.decoding import clock, formats
+from tracekit.read.decoding import clock, formats, snapshots
 from tracekit.read.decoding.batches import Batch, Batches, batches
 from tracekit.read.decoding.columns import (
     BatchColumns,
@@ -76,7 +77,7 @@ def decode(path: Path) -> Decoded:
     parts: list[BatchColumns] = []
     phases: set[str] = set()
     seen = 0
-    for result in _batch_results(batches(blocks(path, findings)), path):
+    for result in _batch_results(batches(_text(path, findings)), path):
         metadata = result.metadata.or_else(metadata)
         findings.extend(result.findings)
         seen += result.num_events
@@ -96,6 +97,17 @@ def decode(path: Path) -> Decoded:
     if names and len(processes.marked(columns, names)) < 2:
         columns, names = processes.plain(columns, names), {}
     return Decoded(columns, metadata, merged([*findings, *_unusable_times(columns)]), names)
+
+
+def _text(path: Path, findings: list[Finding]) -> Iterator[bytes]:
+    """Yield the text of the file in blocks; of a snapshot of memory, that of the trace which it comes to."""
+    source = blocks(path, findings)
+    first = next(source)
+    if formats.is_pickle(first):
+        yield snapshots.as_trace(path, chain([first], source))
+        return
+    yield first
+    yield from source
 
 
 def _batch_results(found: Batches, path: Path) -> Iterator[_BatchResult]:

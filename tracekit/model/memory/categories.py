@@ -50,7 +50,9 @@ def _rules(manifest: Manifest | None) -> list[Rule]:
     mark, end_mark = pl.col("mark").fill_null(""), pl.col("end_mark").fill_null("")
     phase, end_phase = pl.col("phase"), pl.col("end_phase").fill_null("")
     gone = pl.col("end_ns").is_not_null()
-    inside = gone & (pl.col("stretch") == pl.col("end_stretch"))
+    # Outside of every step and phase all time is one stretch, which tells nothing.
+    placed = (phase != "other") | pl.col("step").is_not_null()
+    inside = gone & placed & (pl.col("stretch") == pl.col("end_stretch"))
     outlives = ~gone | (end_phase != "backward")
     reducing, reduced = mark.is_in(_REDUCING), end_mark.is_in(_REDUCING)
     gathering = mark.is_in(["_pre_backward_hook", "_pre_backward_prefetch", "_pre_forward_prefetch"])
@@ -78,7 +80,7 @@ def _rules(manifest: Manifest | None) -> list[Rule]:
         Rule(STATE, lived, (phase == "optimizer") & ~gone),
         Rule(GRADIENTS, lived, phase == "backward"),
         Rule(ACTIVATIONS, lived, ahead & (end_phase == "backward")),
-        Rule(TEMPORARIES, lived, gone),
+        Rule(TEMPORARIES, lived, gone & placed),
     ]
 
 

@@ -20,6 +20,7 @@ _BY_CONTENT = {
 }
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
+
 _BY_NAME = {
     re.compile(pattern, re.IGNORECASE): what
     for pattern, what in {
@@ -27,7 +28,6 @@ _BY_NAME = {
         r"\.sqlite3?$": "an SQLite database, as nsys exports one (record with torch.profiler)",
         r"\.ncu-rep$": "an ncu report (record with torch.profiler)",
         r"\.et$": "a Chakra execution trace (export the Kineto trace beside it)",
-        r"\.(pkl|pickle)$": "a pickle, such as a memory snapshot or the flight recorder's dump (not a trace of time)",
         r"(nccl_trace|flight_?recorder|fr_trace)[^/]*$": "a dump of the flight recorder (not a trace of time)",
         r"\.bz2$": "bzip2 (bunzip2 undoes it)",
         r"\.xz$": "xz (unxz undoes it)",
@@ -44,6 +44,11 @@ _BY_KEYS = {
 _KEYS_WITHIN = 2**16
 
 
+def is_pickle(head: bytes) -> bool:
+    """Return whether a file begins as a pickle does."""
+    return bool(_PICKLE.match(head))
+
+
 def is_tar(head: bytes) -> bool:
     """Return whether a file begins as a tar archive does."""
     return head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC
@@ -55,8 +60,6 @@ def by_content(text: bytes) -> str | None:
         return "JSON in UTF-16 or UTF-32 (iconv -t UTF-8 makes UTF-8 of it)"
     if is_tar(text):
         return "a tar archive under another name (call it .tar or .tar.gz and it is read)"
-    if _PICKLE.match(text):
-        return "a pickle, such as a memory snapshot or the flight recorder's dump (not a trace of time)"
     return next((what for magic, what in _BY_CONTENT.items() if text.startswith(magic)), None)
 
 
