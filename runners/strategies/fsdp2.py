@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from runners import options
 from runners.compiling import Compiler
 from runners.models import Decoder, initialize
+from runners.older_torch import complete_fsdp2_on_cpu
 from runners.strategies.base import DTYPES, Setup, Strategy
 from tracekit.record import RecordError
 
@@ -50,6 +51,7 @@ class FSDP2(Strategy):
 
     def wrap(self, model: Decoder) -> torch.nn.Module:
         """Shards the blocks and then the root, which keeps what the blocks left: embeddings, last norm, output."""
+        complete_fsdp2_on_cpu()
         self.compiler = Compiler(self.setup.args, self.setup.device)
         self.compiler.compile_blocks(model)
         self.shard(model, self.make_mesh())
@@ -74,7 +76,9 @@ class FSDP2(Strategy):
             setting = self.reshard_of.get(name, self.reshard)
             if setting not in (None, True, False) and (setting < 2 or size % setting):
                 raise RecordError(f"units cannot stay on groups of {setting} of {size} ranks; give a divisor above 1")
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=setting)
+            # None is what torch does if it is not told; before 2.7 it cannot be told so.
+            told: dict[str, Any] = {} if setting is None else {"reshard_after_forward": setting}
+            fully_shard(module, mesh=mesh, mp_policy=policy, **told)
 
     def _schedule_gathers(self, model: Decoder) -> None:
         """Sets how early and in which manner units are gathered."""

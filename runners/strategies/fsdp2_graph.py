@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from runners.models import Decoder
 from runners.options import EVERYWHERE
 from runners.strategies.base import DTYPES, Strategy
 from runners.strategies.fsdp2 import ACCUMULATION
-from tracekit.record import Precision, phase
+from tracekit.record import Precision, RecordError, phase
 
 ONE_GRAPH = "forward and backward are one graph each, and the compiler decides when a parameter is gathered"
 
@@ -39,6 +40,10 @@ class FSDP2Graph(Strategy):
 
     def wrap(self, model: Decoder) -> torch.nn.Module:
         """Shards every parameter on dim 0 and compiles the model with its redistributions."""
+        if "forward_dtype" not in inspect.signature(DTensor.redistribute).parameters:
+            raise RecordError(
+                f"torch {torch.__version__} redistributes in one type; for fsdp2-graph take a newer torch"
+            )
         args, setup = self.setup.args, self.setup
         mesh = init_device_mesh(setup.device.type, (setup.world_size,), mesh_dim_names=("dp_shard",))
         gather = Gather(DTYPES[args.param_dtype], DTYPES[args.reduce_dtype])

@@ -73,6 +73,21 @@ def test_norms_go_over_the_shards_first_and_over_tp_next():
     assert [axis for axis, *_ in axes(norms, HSDP)] == ["dp_shard"] * 3
 
 
+@pytest.mark.parametrize(
+    ("numels", "expected"),
+    [
+        ((5,), ["dp_shard"]),
+        ((5, 5), ["dp_shard", "tp"]),
+        # As many parameters whole as split, or norms of one element each: only the last of them is that over tp.
+        ((5, 5, 5), ["dp_shard", "dp_shard", "tp"]),
+        ((1, 1, 1, 4), ["dp_shard", "dp_shard", "tp", "dp_shard"]),
+    ],
+)
+def test_norms_of_one_size(numels, expected):
+    norms = [call("all_reduce", at, numel, numel, phase="optimizer") for at, numel in enumerate(numels)]
+    assert [axis for axis, *_ in axes(norms, TP)] == expected
+
+
 def groups(rank, calls, mesh, *, ranks) -> list[str | None]:
     base = {"rank": rank, "cycle": 0, "step": 5, "phase": "optimizer", "group_size": None, "group_desc": None}
     frame = pl.DataFrame([{**base, **call} for call in calls], schema=ROWS)

@@ -206,6 +206,17 @@ def test_clipping_sums_one_norm_a_parameter_over_each_axis_that_splits_it():
     assert norms.select("axis", "in_numel").rows() == [("dp_shard", 1), ("dp_shard", 2), ("tp", 2)]
 
 
+@pytest.mark.parametrize(
+    ("torch", "numel"),
+    [("2.6.0+cu124", 1), ("2.9.1", 1), ("2.10.0", 2), ("2.13.0+cpu", 2), ("3.0.0a0+git1", 2), (None, 2), ("main", 2)],
+)
+def test_before_torch_2_10_the_norm_of_a_mesh_is_one_element(torch, numel):
+    manifest = tensor_parallel(clip_grad_norm=1.0)
+    manifest.versions["torch"] = torch
+    norms = plan(manifest).filter(pl.col("phase") == "optimizer")
+    assert norms.select("axis", "in_numel").rows() == [("dp_shard", 1), ("dp_shard", numel), ("tp", numel)]
+
+
 def test_the_graph_saves_what_it_gathered():
     manifest = manifest_of("fsdp2-graph", SMALL)
     assert plan(manifest).group_by("kind", "phase", maintain_order=True).len().rows() == [

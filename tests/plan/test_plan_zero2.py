@@ -66,6 +66,16 @@ def test_terms_name_the_all_reduce_and_the_scalars():
     }
 
 
+def test_a_step_without_its_checks():
+    options = {"check_grad_overflow": False, "compute_grad_norm": True}
+    assert set(terms_of(deepspeed(options=options))) == {
+        "theory",
+        "all-reduce in place of reduce-scatter",
+        "gradient norm",
+    }
+    assert "gradient norm" not in terms_of(deepspeed(options={"compute_grad_norm": False}))
+
+
 def test_the_flat_parameters_are_padded_to_twice_the_ranks():
     manifest = deepspeed(ranks=5)
     assert plan(manifest).filter(pl.col("kind") == "all_gather")["out_numel"].to_list() == [30]

@@ -13,7 +13,7 @@ from torch import nn
 from tracekit.record import Precision, Recorder, RecordError, Schedule, describe, frameworks
 from tracekit.record.frameworks.found import Found
 from tracekit.record.observed import MicroBatches, sync_option
-from tracekit.record.told import Told, settle
+from tracekit.record.told import Told, settle, with_modules
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -210,11 +210,82 @@ def test_tensor_parallelism_alone_has_no_plan():
     assert found.why == "there is no plan for tensor parallelism without FSDP2"
 
 
-def test_a_state_that_is_unknown_is_told():
+class _Renamed(Toy):
+    """What a torch that names its state otherwise would leave: a class of its own, and a state without our names."""
+
+    def _get_fsdp_state(self):
+        return object()
+
+
+def unknown_states():
+    mixin = type("FSDPModule", (), {})
+    yield "another name for the groups", type("FSDPToy", (mixin, _Renamed), {})()
+    yield "another method for the state", type("FSDPToy", (mixin, Toy), {})()
+    model = fsdp2()
+    for layer in model.layers:
+        for group in frameworks.fsdp2.param_groups(frameworks.fsdp2.state_of(layer)):
+            del group.mesh_info
+    yield "another place for the mesh", model
+
+
+def test_a_state_that_is_unknown_is_told_and_nothing_is_planned():
+    for what, model in unknown_states():
+        found = look(model)
+        assert (found.strategy, found.framework, found.mesh) == ("unknown", "torch FSDP2", []), what
+        assert str(found.why).startswith("this torch's FSDP2 state is unknown (torch "), what
+        assert str(found.why).endswith(": no plan; update tracekit"), what
+        # Its name alone would be planned from guesses; all that a plan needs is believed.
+        assert settle(found, Told("fsdp2"), 2).strategy == "unknown", what
+        assert settle(found, Told("fsdp2", [("dp_shard", 2)]), 2).strategy == "unknown", what
+        units = with_modules([("layers.0", None)])
+        told = settle(found, Told("hsdp", [("dp_replicate", 2), ("dp_shard", 2)], units, Precision("float32")), 4)
+        assert (told.strategy, told.why) == ("hsdp", None), what
+
+
+class _Old:
+    """The state of torch 2.6, which has no automatic choice."""
+
+    def __init__(self, group):
+        self._fsdp_param_group = group
+
+
+@pytest.mark.parametrize(
+    ("root", "inner", "expected"),
+    [
+        ("freed", "freed", [None, None]),
+        # The first forward, or being told so, keeps the root: nobody can see which.
+        ("kept", "freed", [None, None]),
+        ("kept", "kept", [False, False]),
+        ("freed", "kept", [False, False]),
+    ],
+)
+def test_the_root_of_torch_2_6_stays_gathered_whatever_it_was_told(root, inner, expected, monkeypatch):
     model = Toy()
-    model._get_fsdp_state = object
-    with pytest.raises(RecordError, match="keeps for fully_shard is unknown to this recorder"):
-        look(model)
+    mesh = object()
+    after = {"freed": mesh, "kept": None}
+    group = {
+        setting: type("Group", (), {"post_forward_mesh_info": at, "mesh_info": mesh})() for setting, at in after.items()
+    }
+    states = {"layers.0": _Old(group[inner]), "": _Old(group[root])}
+    monkeypatch.setattr(frameworks.fsdp2, "_by_unit", lambda _: states)
+    assert [setting for (_, setting), _ in frameworks.fsdp2._units(model)] == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "overflow", "norm"),
+    [
+        # As in 0.16 to 0.18, whose step looks for the overflow of float16 alone.
+        ({"dtype": torch.bfloat16}, False, True),
+        ({"dtype": torch.float16}, True, True),
+        ({"dtype": torch.float32}, False, True),
+        # As in 0.19, whose engine says so.
+        ({"dtype": torch.bfloat16, "check_grad_overflow": True, "compute_grad_norm": True}, True, True),
+        ({"dtype": torch.bfloat16, "check_grad_overflow": False, "compute_grad_norm": False}, False, False),
+    ],
+)
+def test_what_a_step_of_deepspeed_looks_for(state, overflow, norm):
+    checks = frameworks.deepspeed._step_checks(type("DeepSpeedZeroOptimizer", (), state)())
+    assert checks == {"check_grad_overflow": overflow, "compute_grad_norm": norm}
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from tracekit.plan.schema import is_floating, item_size
@@ -53,6 +54,15 @@ def option(manifest: Manifest, name: str, *, default: Any) -> Any:
     """An option's value; the default where it is absent or null."""
     value = manifest.options.get(name)
     return default if value is None else value
+
+
+def is_older(manifest: Manifest, package: str, release: tuple[int, int]) -> bool:
+    """True where the run was recorded with an older release of torch or deepspeed than `release` (major, minor).
+
+    A run that names none is planned as of the newest.
+    """
+    found = re.match(r"(\d+)\.(\d+)", manifest.versions.get(package) or "")
+    return found is not None and (int(found[1]), int(found[2])) < release
 
 
 def checkpointing(manifest: Manifest) -> str:

@@ -35,6 +35,9 @@ def settle(found: Found, told: Told, world_size: int) -> Found:
     if told.mesh is not None:
         _refuse_other_mesh(told.mesh, found, world_size)
     given = {name: value for name, value in vars(told).items() if value is not None}
+    if not found.is_readable and not (told.strategy and told.mesh and told.units and told.precision):
+        # A strategy's name alone would be planned from guesses.
+        given.pop("strategy", None)
     if "strategy" in given:
         given["why"] = None
     return replace(found, **given, **({"unit_precision": {}} if told.precision else {}))
@@ -86,6 +89,6 @@ def _refuse_other_mesh(mesh: Mesh, found: Found, world_size: int) -> None:
         ranks *= size
     if ranks != world_size:
         raise RecordError(f"the mesh {in_words(mesh)} has {ranks} ranks, but {world_size} are here; give all its axes")
-    sharded = found.framework in ("torch FSDP2", "torch FSDP1", "DeepSpeed")
+    sharded = found.is_readable and found.framework in ("torch FSDP2", "torch FSDP1", "DeepSpeed")
     if sharded and sorted(size for _, size in mesh if size > 1) != sorted(size for _, size in found.mesh if size > 1):
         raise RecordError(f"the mesh is {in_words(mesh)}, but {found.wrapped}")

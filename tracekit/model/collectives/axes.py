@@ -103,14 +103,18 @@ def _sized(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inside(rows: pl.DataFrame, annotations: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with `in_fsdp` (issued by FSDP2) and `follows` (right after a call of the same size)."""
+    """Return the rows with `in_fsdp` (issued by FSDP2) and `follows` (the last of several calls of one size in a row).
+
+    Not each that follows: two norms of one size over the shard axis may be in front of that over tp.
+    """
     marks = annotations.filter(pl.col("ph") == "X", pl.col("name").str.contains(names.FSDP_COMM)).select(
         *RUN, pl.col("ts_ns").alias("mark_ns"), (pl.col("ts_ns") + pl.col("dur_ns")).alias("mark_end_ns")
     )
     inside = around(rows, "at_ns", marks.sort("mark_ns"), ("mark_ns", "mark_end_ns"), RUN)
     joined = rows.with_columns(inside["mark_ns"].is_not_null().alias("in_fsdp"))
     same = pl.struct("kind", "in_numel", "phase", "in_fsdp")
-    follows = (same == same.shift(1)).over(*RUN, "step").fill_null(value=False)
+    before, after = ((same == same.shift(by)).over(*RUN, "step").fill_null(value=False) for by in (1, -1))
+    follows = before & ~after
     return joined.with_columns(follows.alias("follows"))
 
 

@@ -14,7 +14,9 @@ Source: torch 2.13, torch/distributed/fsdp/_fully_shard: `FSDPParamGroup.unshard
 - On a second mesh axis (HSDP) what was reduce-scattered is all-reduced, after every reduction or, where
   `all_reduce_every_micro_batch` is off, after the last.
 - A unit whose parameters would be gathered in different types is gathered as bytes (uint8).
-- Clipping all-reduces the stacked norms of all parameters over the axes that split them.
+- Clipping all-reduces the norms of all parameters over the axes that split them (`tracekit.plan.gradient_norm`).
+- Releases 2.6 to 2.14 issue the same calls, but for those of clipping, and for the root before
+  `_auto_reshard_after_forward` (2.6): `FSDPState._lazy_init` keeps it gathered whatever it was told.
 - A group of one rank gathers and reduce-scatters nothing; an all-reduce over replicas is issued whatever their number.
   Checkpointing gathers nothing more: backward has gathered a unit before its forward is run again.
 - A unit whose output needs no gradient (all up to it is frozen) has no backward (`_register_pre_backward_hook`), and is

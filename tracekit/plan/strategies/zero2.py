@@ -10,10 +10,13 @@ runtime/utils.py (`all_gather_into_tensor_dp_groups`).
 - A gradient larger than the bucket travels alone and, with `reduce_scatter` on, may be sent in parts cut at
   the borders of the ranks' partitions.
 - Gradients travel once a micro-batch: stage 2 keeps no whole gradient to add up in.
-- The optimizer step all-reduces an overflow flag (16-bit types only) and the gradient norm, one element each,
-  then gathers the flat parameters, padded to a multiple of 2N, whatever `allgather_bucket_size` says. Clipping uses
-  the norm that is there.
+- The optimizer step all-reduces an overflow flag (of 16-bit types, unless `check_grad_overflow` is off) and the
+  gradient norm, one element each, then gathers the flat parameters, padded to a multiple of 2N, whatever
+  `allgather_bucket_size` says. Clipping uses the norm that is there.
 - A single rank still issues its all-reduces; only the gather is skipped.
+- Release by release: 0.16.9, 0.17.6 and 0.18.4 look for the overflow of float16 alone (`DeepSpeedZeroOptimizer.step`,
+  `if self.dtype == torch.float16`); 0.19 asks `check_grad_overflow`, which the engine sets for bfloat16 too
+  (runtime/engine.py, `_configure_zero_optimizer`). The recorder reads it from the optimizer as the option of that name.
 
 All parameters are assumed to lie in one optimizer group, and `round_robin_gradients` to be off.
 """

@@ -18,10 +18,7 @@ ENGINES = ("DeepSpeedEngine", "DeepSpeedHybridEngine")
 
 
 def look(model: torch.nn.Module, optimizer: Any, world_size: int) -> Found:
-    """What wraps `model`; its `strategy` is UNKNOWN where nothing known does.
-
-    Raises RecordError where a framework's state is not known to this recorder.
-    """
+    """What wraps `model`; its `strategy` is UNKNOWN where nothing known does, or in a way that is not known."""
     chain = wrappers(model)
     inner, by_class = chain[-1], {type(module).__name__: module for module in chain}
     optimizer = inner_optimizer(optimizer)

@@ -67,8 +67,18 @@ def _options(engine: Any, stage: int) -> dict[str, Any]:
         padding = [int(numel) for numel in getattr(zero, "groups_padding", ())]
         options |= {"use_multi_rank_bucket_allreduce": paths, "padding_numel": padding}
         options["optimizer"] = type(zero).__name__
+        options |= _step_checks(zero)
     told = getattr(engine._config, "grad_accum_dtype", None)  # noqa: SLF001 - only the configuration knows whether it was set
     return options | ({"grad_accum_dtype": dtype_name(engine.get_data_types()[1])} if told else {})
+
+
+def _step_checks(zero: Any) -> dict[str, bool]:
+    """Whether the step of stages 1 and 2 looks for overflow and takes the norm of the gradients.
+
+    In 0.16 to 0.18 `DeepSpeedZeroOptimizer.step` looks for that of float16 only; later ones are told by the engine.
+    """
+    overflow = getattr(zero, "check_grad_overflow", getattr(zero, "dtype", None) == torch.float16)
+    return {"check_grad_overflow": bool(overflow), "compute_grad_norm": bool(getattr(zero, "compute_grad_norm", True))}
 
 
 def _precision(engine: Any) -> tuple[str | None, str | None]:

@@ -37,6 +37,8 @@ class Found:
     None where nothing that the recorder knows wraps the model. `wrapped` says in a sentence what does. `names_units`:
     the framework writes the units' names into the trace by itself. `axes`: the names in `mesh` by those that the
     parameters' placements have. `held` and `learned` are the Recorder's arguments.
+    `is_readable` is False where the framework's state is one that the recorder does not know, so that only the whole
+    of it could be told.
     `synced` tells whether the micro-batch at hand ends with its gradients reduced; asked when `synced_at` begins.
     """
 
@@ -44,6 +46,7 @@ class Found:
     framework: str | None = None
     wrapped: str = "no wrapper that the recorder knows is around the model"
     why: str | None = None
+    is_readable: bool = True
     units: Units = field(default_factory=list)
     mesh: Mesh = field(default_factory=list)
     axes: dict[str, str] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """FSDP2 (`fully_shard`), with replicas (HSDP) and beside tensor parallelism: read from the state that it leaves.
 
 torch has no public way to ask for a unit's settings. torch/distributed/fsdp/_fully_shard/_fsdp_state.py keeps them in
-`_fsdp_param_groups` from torch 2.13 on, in `_fsdp_param_group` (one or None) before; `_auto_reshard_after_forward`
-came after 2.6.
+`_fsdp_param_groups` from torch 2.13 on, in `_fsdp_param_group` (one or None) before. 2.6 has no
+`_auto_reshard_after_forward`: there `FSDPState._lazy_init` makes the root stay gathered whatever it was told, by a
+`post_forward_mesh_info` of None. A state that has none of these names is told as unknown, and nothing is planned.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ from typing import Any
 
 import torch
 
-from tracekit.record.errors import RecordError
 from tracekit.record.frameworks.found import (
     UNKNOWN,
     Found,
     Mesh,
     Precision,
-    Unit,
     Units,
     axis_names,
     in_words,
@@ -26,15 +25,34 @@ from tracekit.record.frameworks.found import (
 )
 from tracekit.record.names import clean_name, dtype_name, named_modules
 
+AUTOMATIC = "_auto_reshard_after_forward"
+
 
 def look(model: torch.nn.Module) -> Found | None:
     """What `fully_shard` left on the model; None where it was called on no module.
 
-    Raises RecordError where this torch keeps its state in a way that is not known here.
+    Without a strategy, mesh and units where this torch keeps its state in a way that is not known here.
     """
-    states = _states(model)
-    if not states:
-        return None
+    wrapped = [name for name, module in named_modules(model) if _is_wrapped(module)]
+    try:
+        states = _states(model)
+        return _known(model, states) if states else _unknown(wrapped, "FSDPModule") if wrapped else None
+    except (AttributeError, TypeError) as error:
+        return _unknown(wrapped, str(error))
+
+
+def _unknown(wrapped: list[str], what: str) -> Found:
+    return Found(
+        framework="torch FSDP2",
+        wrapped=f"fully_shard was called on {len(wrapped)} of its modules",
+        why=f"this torch's FSDP2 state is unknown (torch {torch.__version__}, {what}): no plan; update tracekit",
+        units=with_root([((name, None), [name]) for name in wrapped]),
+        is_readable=False,
+        names_units=True,
+    )
+
+
+def _known(model: torch.nn.Module, states: list[Any]) -> Found | None:
     groups = [group for state in states for group in param_groups(state)]
     if not groups:
         return None
@@ -66,16 +84,19 @@ def state_of(module: torch.nn.Module) -> Any:
     return get() if get else None
 
 
+def _is_wrapped(module: torch.nn.Module) -> bool:
+    """Whether the module's class is one that `fully_shard` made, by a name that is public since torch 2.6."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
 def param_groups(state: Any) -> list[Any]:
-    """The groups of parameters that a state gathers together; none for a unit without parameters of its own."""
+    """The groups of parameters that a state gathers together; none for a unit without parameters of its own.
+
+    Raises AttributeError where this torch keeps them under another name.
+    """
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)  # noqa: SLF001 - see the module's text
-    if hasattr(state, "_fsdp_param_group"):
-        return [] if state._fsdp_param_group is None else [state._fsdp_param_group]  # noqa: SLF001
-    raise RecordError(
-        f"the state that torch {torch.__version__} keeps for fully_shard is unknown to this recorder: "
-        "nothing could be planned from it; update tracekit"
-    )
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]  # noqa: SLF001
 
 
 def axes(model: torch.nn.Module, groups: list[Any]) -> list[tuple[str, str, int]]:
@@ -124,25 +145,27 @@ def _by_unit(model: torch.nn.Module) -> dict[str, Any]:
 
 def _units(model: torch.nn.Module) -> Units:
     """The units in wrap order; None where torch decides whether to free them (it frees every unit but the root)."""
-    units: list[tuple[Unit, list[str]]] = []
-    for name, state in _by_unit(model).items():
-        units.append(((name, _reshard_setting(name, state)), name.split(", ")))
-    return with_root(units)
+    states = _by_unit(model)
+    settings = {name: _reshard_setting(name, state) for name, state in states.items()}
+    inner = {setting for name, setting in settings.items() if name}
+    if inner == {False} and "" in states and not hasattr(states[""], AUTOMATIC):
+        # An older root stays gathered in any case: it is what the others are told to be.
+        settings[""] = False
+    return with_root([((name, setting), name.split(", ")) for name, setting in settings.items()])
 
 
 def _reshard_setting(name: str, state: Any) -> bool | int | None:
     groups = param_groups(state)
-    if getattr(state, "_auto_reshard_after_forward", False):
+    if getattr(state, AUTOMATIC, False):
         return None
+    older = not hasattr(state, AUTOMATIC)
     for group in groups:
         after = group.post_forward_mesh_info
         if after is None:
             # Before there was an automatic choice, the first forward told the root to stay gathered.
-            older = not hasattr(state, "_auto_reshard_after_forward")
             return None if older and not name else False
         if after is not group.mesh_info:
             return int(after.shard_mesh_size)
-    older = not hasattr(state, "_auto_reshard_after_forward")
     return None if older else True
 
 
